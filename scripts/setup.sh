@@ -1,0 +1,144 @@
+#!/bin/sh
+# Prepares .venv from nothing: a pinned, editable install, and bubblewrap for the sandbox. Prints one line a stage.
+#
+#   scripts/setup.sh            used by every target of the Makefile; a second call takes well under a second
+#
+#   PYTHON=python3.12           another interpreter than python3 (3.11 or newer)
+#   VENV=folder                 another place than .venv
+#   MUONRL_TORCH=cpu|cuda       overrides the choice of PyTorch's build (default: cuda where nvidia-smi finds a GPU)
+set -eu
+
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv}
+stamp=$venv/.muonrl-ready
+unfinished=$venv/.muonrl-unfinished
+log=.cache/setup.log
+cpu_index=https://download.pytorch.org/whl/cpu
+
+fail() {
+    printf 'setup: error: %s\n' "$1" >&2
+    exit 2
+}
+
+# stage NAME COMMAND...: run a command with its output in the log, and say how long it took.
+stage() {
+    name=$1
+    shift
+    printf 'setup: %s ... ' "$name"
+    began=$(date +%s)
+    if "$@" >>"$log" 2>&1; then
+        printf '%s s\n' "$(($(date +%s) - began))"
+    else
+        printf 'failed\n'
+        tail -n 15 "$log" >&2
+        fail "$name failed; the whole output is in $log"
+    fi
+}
+
+# ------------------------------------------------------------ what this machine is
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer found; install one, or name it: make setup PYTHON=/path/to/python3"
+}
+
+torch_build() {
+    if [ -n "${MUONRL_TORCH:-}" ]; then
+        echo "$MUONRL_TORCH"
+    elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        echo cuda
+    else
+        echo cpu
+    fi
+}
+
+# ------------------------------------------------------------ the stages
+make_venv() {
+    mkdir -p "$venv"
+    : >"$unfinished"
+    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip --version
+}
+
+pip_install() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input "$@"
+}
+
+# Torch goes first, so that no other package pulls in a CUDA build of several GB. The CPU build has an index of its own;
+# where that cannot be reached, pip's own configuration (a mirror, a folder of wheels) is asked for the same version.
+install_torch() {
+    pin=$(grep '^torch==' constraints.txt)
+    if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${pin#torch==}')" 2>/dev/null; then
+        return
+    fi
+    if [ "$build" = cpu ]; then
+        pip_install --no-deps --timeout 10 --retries 0 --index-url "$cpu_index" "$pin" && return
+        echo "the index of CPU builds did not answer; trying pip's own configuration"
+    fi
+    pip_install -c "$pins" "$pin"
+}
+
+install_project() {
+    # Build tools come from the pins as well (no isolated build), hence before the project itself.
+    pip_install -c "$pins" -r "$venv/dev-requirements.txt"
+    pip_install -c "$pins" --no-build-isolation -e '.[rl]'
+}
+
+install_bubblewrap() {
+    command -v bwrap >/dev/null 2>&1 && return
+    if command -v apt-get >/dev/null 2>&1; then
+        if [ "$(id -u)" = 0 ]; then
+            stage 'bubblewrap (apt)' sh -c 'apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y bubblewrap'
+            return
+        elif sudo -n true 2>/dev/null; then
+            stage 'bubblewrap (sudo apt)' sudo -n sh -c 'apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y bubblewrap'
+            return
+        fi
+    fi
+    echo "setup: bubblewrap is missing and cannot be installed from here; training needs it: sudo apt-get install bubblewrap" >&2
+}
+
+# ------------------------------------------------------------ run
+mkdir -p .cache
+if command -v flock >/dev/null 2>&1; then
+    exec 9>.cache/setup.lock
+    flock 9
+fi
+
+build=$(torch_build)
+# The stamp holds what the environment was made from; the folder counts because a venv cannot be moved.
+made_from=$(cat pyproject.toml constraints.txt scripts/setup.sh muonrl/__init__.py | cksum)" $build $(pwd)"
+if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then
+    install_bubblewrap
+    exit 0
+fi
+
+python=$(find_python)
+[ -x "$venv/bin/python" ] || "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "Python's venv module is missing: sudo apt-get install python3-venv (or your distribution's name for it)"
+: >"$log"
+start=$(date +%s)
+# A set-up that was killed left its mark behind: nothing in that folder can be trusted.
+if [ -e "$unfinished" ] || { [ -e "$venv" ] && ! [ -x "$venv/bin/python" ]; }; then
+    echo "setup: $venv is half made, starting over"
+    rm -rf "$venv"
+fi
+rm -f "$stamp"
+
+stage "environment in $venv ($("$python" --version))" make_venv
+pins=$venv/constraints.txt
+# A CUDA build of torch asks for one exact triton of its own.
+if [ "$build" = cuda ]; then grep -v '^triton==' constraints.txt >"$pins"; else cp constraints.txt "$pins"; fi
+"$venv/bin/python" -c '
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' >"$venv/dev-requirements.txt"
+stage "PyTorch, $build build" install_torch
+stage 'muonrl and what it needs' install_project
+install_bubblewrap
+rm -f "$unfinished"
+printf '%s\n' "$made_from" >"$stamp"
+echo "setup: ready in $(($(date +%s) - start)) s"
