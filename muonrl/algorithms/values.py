@@ -324,7 +324,7 @@ class NoTracker(ValueTracker):
         self, task_ids: Sequence[str], cfg: AlgorithmConfig, policy: PolicyId = FIRST_POLICY
     ) -> None:
         super().__init__(task_ids, cfg, policy)
-        self._table = {t: (0.0, 0.0) for t in task_ids}
+        self._table = dict.fromkeys(task_ids, (0.0, 0.0))
 
     def _absorb(self, task_id: str, outcome: Outcome) -> float:
         good, bad = self._table[task_id]

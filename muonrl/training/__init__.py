@@ -1,0 +1,1 @@
+"""The asynchronous trainer: rollout process, learner, weight publication, checkpoints and the loop around them."""
