@@ -1,0 +1,1 @@
+"""Dates, weekdays and clock times as plain numbers."""

@@ -1,0 +1,1 @@
+"""Whole-cent money: sums, change, shares and prices."""

@@ -1,0 +1,1 @@
+"""Closed integer intervals: clamp, merge and count."""

@@ -1,0 +1,1 @@
+"""Plain text in columns: wrapping, padding and words."""

@@ -1,0 +1,170 @@
+"""A warm pytest: imports it once, then answers each job (one JSON line) from a forked child (one JSON line).
+
+Self-contained: run as ``python -s -P suite_worker.py``. Jobs:
+``{"kind": "suite", "root": DIR, "order": SEED, "record": BOOL}`` runs ``DIR/tests`` in a shuffled order and answers
+``{"outcomes": {node id: status}, "calls": [[path, function, arguments], ...]}``;
+``{"kind": "calls", "root": DIR, "path": FILE, "function": NAME, "calls": [arguments, ...]}`` calls one function and
+answers ``{"results": [["returned", repr] | ["raised", name] | ["hung", ""], ...]}``.
+A child that dies or outlives ``timeout`` seconds is answered by ``{"error": slug}``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+_MEMORY = 2 << 30
+_CALL_SECONDS = 0.25
+
+
+class _Collector:
+    """A pytest plugin that shuffles the tests and keeps one status a test."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: item.nodeid)
+        random.Random(self.order).shuffle(items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        status = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+        if report.when == "call" or status != "passed":
+            self.outcomes[report.nodeid] = status
+
+
+class _Recorder:
+    """A profile function that notes the literal arguments of the calls that test code makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.tests = f"{root}/", f"{root}/tests/"
+        self.calls: dict[tuple[str, str, str], None] = {}
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if event != "call" or caller is None or not caller.f_code.co_filename.startswith(self.tests):
+            return
+        inside = code.co_filename.startswith(self.root) and not code.co_filename.startswith(self.tests)
+        if not inside or code.co_flags & 0x0C or "." in code.co_qualname or code.co_qualname.startswith("<"):
+            return
+        names = code.co_varnames[: code.co_argcount]
+        with contextlib.suppress(ValueError, SyntaxError, TypeError):
+            arguments = repr([frame.f_locals[name] for name in names])
+            if repr(ast.literal_eval(arguments)) == arguments:
+                self.calls[code.co_filename.removeprefix(self.root), code.co_name, arguments] = None
+
+
+def _run_suite(job: dict[str, Any]) -> dict[str, Any]:
+    root = Path(job["root"])
+    collector, recorder = _Collector(job["order"]), _Recorder(root)
+    plain = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--import-mode=importlib", "--noconftest"]
+    if job["record"]:
+        sys.setprofile(recorder)
+    try:
+        code = pytest.main([*plain, "-c", "/dev/null", f"--rootdir={root}", f"{root}/tests"], plugins=[collector])
+    finally:
+        sys.setprofile(None)
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return {"error": "collection"}
+    return {"outcomes": collector.outcomes, "calls": [list(call) for call in recorder.calls]}
+
+
+class _HungError(BaseException):
+    pass
+
+
+def _on_alarm(signum: int, frame: FrameType | None) -> None:
+    raise _HungError
+
+
+def _run_calls(job: dict[str, Any]) -> dict[str, Any]:
+    module = importlib.import_module(job["path"].removesuffix(".py").replace("/", "."))
+    function = getattr(module, job["function"])
+    signal.signal(signal.SIGALRM, _on_alarm)
+    results: list[tuple[str, str]] = []
+    for arguments in job["calls"]:
+        signal.setitimer(signal.ITIMER_REAL, _CALL_SECONDS)
+        try:
+            results.append(("returned", repr(function(*ast.literal_eval(arguments)))))
+        except _HungError:
+            results.append(("hung", ""))
+        except Exception as error:
+            results.append(("raised", type(error).__name__))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"results": results}
+
+
+def _child(job: dict[str, Any], answer: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.chdir(job["root"])
+    sys.path.insert(0, job["root"])
+    run = _run_suite if job["kind"] == "suite" else _run_calls
+    data = json.dumps(run(job)).encode()
+    while data:
+        data = data[os.write(answer, data) :]
+
+
+def _read_all(descriptor: int, deadline: float) -> bytes | None:
+    data = b""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            return None
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            return data
+        data += chunk
+
+
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        try:
+            os.setpgid(0, 0)
+            _child(job, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        data = _read_all(read, time.monotonic() + job["timeout"])
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if data is None:
+        return {"error": "timeout"}
+    answer: dict[str, Any] = json.loads(data) if data else {"error": "died"}
+    return answer
+
+
+def main() -> None:
+    """Answer the jobs on standard input until it ends."""
+    sys.dont_write_bytecode = True
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
