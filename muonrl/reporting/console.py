@@ -212,6 +212,6 @@ def _figures(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _clock(seconds: float | None) -> str:
     if seconds is None:
         return "?"
-    whole = int(round(seconds))
+    whole = round(seconds)
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

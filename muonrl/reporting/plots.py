@@ -23,7 +23,7 @@ Role = Literal["auto", "full", "collapsed", "other"]
 FULL, COLLAPSED = "#2a9d5c", "#d1495b"
 OTHERS = ("#3b6fb6", "#e08b2c", "#7a5ba6", "#2a9aa3", "#8a6d3b", "#6b7280")
 INK, FAINT = "#1f2933", "#d9dee4"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10.5,
     "text.color": INK,
@@ -67,7 +67,7 @@ class SweepPoint:
 
 def is_full_recipe(config: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a resolved configuration is the whole recipe: SPO++ values, both penalties, TIS, token mean, Muon."""
-    expected = {
+    expected: dict[str, dict[str, object]] = {
         "optimizer": {"name": "muon"},
         "algorithm": {
             "baseline": "spopp",
