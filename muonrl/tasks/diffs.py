@@ -43,7 +43,9 @@ def apply_diff(text: str, diff: str) -> str:
             out.append(line[1:])
         elif line[0] in " -":
             if at >= len(source) or source[at] != line[1:]:
-                raise TaskError(f"{path}: line {at + 1} is not the `{line[1:].strip()}` that the diff expects")
+                raise TaskError(
+                    f"{path}: line {at + 1} is not the `{line[1:].strip()}` that the diff expects"
+                )
             if line[0] == " ":
                 out.append(line[1:])
             at += 1

@@ -152,7 +152,9 @@ def load_tasks(source: str | Path = "shipped", split: str = "train") -> tuple[Re
         if known == split:
             files = sorted((root / "tasks" / known).glob("*.jsonl"))
             loaded = [
-                task for file in files for task in load_file(file, read_repository(root / "repos" / file.stem), known)
+                task
+                for file in files
+                for task in load_file(file, read_repository(root / "repos" / file.stem), known)
             ]
             break
     else:

@@ -106,7 +106,9 @@ class _Maker:
                     expected, again = (
                         runner.call(self.repository.files, path, name, calls) for runner in self.runners[:2]
                     )
-                    stable = [i for i, (one, two) in enumerate(zip(expected, again, strict=True)) if one == two]
+                    stable = [
+                        i for i, (one, two) in enumerate(zip(expected, again, strict=True)) if one == two
+                    ]
                     defaults = [ast.unparse(value) for value in node.args.defaults]
                     kept = [calls[i] for i in stable]
                     found.append(_Target(path, name, edits, kept, [expected[i] for i in stable], defaults))
@@ -125,7 +127,9 @@ class _Maker:
                 call = f"{target.function}({_argument_text(arguments, target.defaults)})"
                 expected = want[1] if want[0] == "returned" else f"it to raise {want[1]}"
                 lines.append(f"{call} {have[0]} {have[1]}, expected {expected}")
-        lines = sorted((line for line in lines if len(line) <= MAX_STATEMENT), key=lambda line: (len(line), line))
+        lines = sorted(
+            (line for line in lines if len(line) <= MAX_STATEMENT), key=lambda line: (len(line), line)
+        )
         if not lines:
             raise _Refused("no_short_failing_call")
         return lines[0]

@@ -8,6 +8,7 @@ characters of one line; the syntax tree says where, and nothing is ever printed 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def _compare_flip(src: _Source, node: ast.AST) -> Iterator[_Change]:
     if not isinstance(node, ast.Compare):
         return
     sides = [node.left, *node.comparators]
-    for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
+    for op, (left, right) in zip(node.ops, itertools.pairwise(sides), strict=True):
         old = _COMPARE_TEXT[type(op)]
         for new in COMPARE[old]:
             yield from _replace_between(src, left, right, old, new)
@@ -155,7 +156,7 @@ def _binop_swap(src: _Source, node: ast.AST) -> Iterator[_Change]:
 def _and_or(src: _Source, node: ast.AST) -> Iterator[_Change]:
     if isinstance(node, ast.BoolOp):
         old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        for left, right in zip(node.values, node.values[1:], strict=False):
+        for left, right in itertools.pairwise(node.values):
             yield from _replace_between(src, left, right, old, new)
 
 
@@ -170,7 +171,7 @@ def _conditions(test: ast.expr) -> Iterator[ast.expr]:
 _INVERTIBLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp)
 
 
-def _if_invert(src: _Source, node: ast.AST) -> Iterator[_Change]:
+def _if_invert(_: _Source, node: ast.AST) -> Iterator[_Change]:
     if isinstance(node, ast.If | ast.While | ast.IfExp):
         tests = [node.test]
     elif isinstance(node, ast.comprehension):
@@ -180,9 +181,10 @@ def _if_invert(src: _Source, node: ast.AST) -> Iterator[_Change]:
     for test in (part for whole in tests for part in _conditions(whole)):
         if isinstance(test, _INVERTIBLE):
             yield _Change(test.lineno, test.col_offset, test.col_offset, "not ")
-        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and isinstance(test.operand, _INVERTIBLE):
-            if test.operand.lineno == test.lineno:
-                yield _Change(test.lineno, test.col_offset, test.operand.col_offset, "")
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = test.operand
+            if isinstance(inner, _INVERTIBLE) and inner.lineno == test.lineno:
+                yield _Change(test.lineno, test.col_offset, inner.col_offset, "")
 
 
 _NEIGHBOURS = {0: (1,), 1: (0, 2), 2: (1,)}
@@ -192,7 +194,7 @@ def _is_int(node: ast.AST, *values: int) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is int and node.value in values
 
 
-def _constant_step(src: _Source, node: ast.AST) -> Iterator[_Change]:
+def _constant_step(_: _Source, node: ast.AST) -> Iterator[_Change]:
     """0 <-> 1 <-> 2, but never a `+ 0`, `* 0`, `// 0` or `-0`, which no one writes."""
     for child in ast.iter_child_nodes(node):
         if not (isinstance(child, ast.Constant) and _is_int(child, 0, 1, 2)):
@@ -225,7 +227,7 @@ def _bounds(node: ast.AST) -> Iterator[tuple[ast.expr, bool, str]]:
         for bound in (node.lower, node.upper):
             if bound is not None:
                 yield bound, False, "+-"
-    elif isinstance(node, ast.Return) and isinstance(node.value, ast.BinOp):
+    elif isinstance(node, ast.Return) and isinstance(node.value, ast.BinOp):  # noqa: SIM102 - one shape a branch
         if isinstance(node.value.op, ast.Add | ast.Sub):
             yield node.value, True, "+"
 
@@ -239,7 +241,11 @@ def _step_added_or_dropped(src: _Source, node: ast.AST) -> Iterator[_Change]:
                 yield _Change(expr.lineno, expr.end_col_offset, expr.end_col_offset, f" {sign} 1")
         elif isinstance(expr, ast.BinOp) and _is_step(expr) and _is_steppable(src, expr.left, index):
             sign = "+" if isinstance(expr.op, ast.Add) else "-"
-            if sign in signs and src.text(expr).endswith(f" {sign} 1") and expr.left.end_col_offset is not None:
+            if (
+                sign in signs
+                and src.text(expr).endswith(f" {sign} 1")
+                and expr.left.end_col_offset is not None
+            ):
                 yield _Change(expr.lineno, expr.left.end_col_offset, expr.end_col_offset, "")
 
 
@@ -255,21 +261,24 @@ def _argument_swap(src: _Source, node: ast.AST) -> Iterator[_Change]:
         items = node.elts
     else:
         return
-    for left, right in zip(items, items[1:], strict=False):
+    for left, right in itertools.pairwise(items):
         gap = src.gap(left, right)
         if gap is None or gap[3] != ", " or left.lineno != right.end_lineno or right.end_col_offset is None:
             continue
         first, second = src.text(left), src.text(right)
-        if first != second and not any(isinstance(item, ast.Starred | ast.GeneratorExp) for item in (left, right)):
+        if first != second and not any(
+            isinstance(item, ast.Starred | ast.GeneratorExp) for item in (left, right)
+        ):
             yield _Change(left.lineno, left.col_offset, right.end_col_offset, f"{second}, {first}")
 
 
-def _dropped_return(src: _Source, node: ast.AST) -> Iterator[_Change]:
+def _dropped_return(_: _Source, node: ast.AST) -> Iterator[_Change]:
     if isinstance(node, ast.Return) and node.value is not None and node.value.lineno == node.lineno:
         if not _is_text(node.value):
             yield _Change(node.lineno, node.col_offset, node.value.col_offset, "")
-    elif isinstance(node, ast.Expr) and not _is_text(node.value):
-        if not isinstance(node.value, ast.Yield | ast.YieldFrom | ast.Await):
+    elif isinstance(node, ast.Expr):
+        skipped = isinstance(node.value, ast.Yield | ast.YieldFrom | ast.Await) or _is_text(node.value)
+        if not skipped:
             yield _Change(node.lineno, node.col_offset, node.col_offset, "return ")
 
 

@@ -65,7 +65,9 @@ class RepairTask:
             if test.split("::")[0] not in self.test_files:
                 raise TaskError(f"{self.task_id}: no test file holds {test}")
         if visible := set(self.test_files) & set(self.base):
-            raise TaskError(f"{self.task_id}: the hidden test file {sorted(visible)[0]} is in the agent's tree")
+            raise TaskError(
+                f"{self.task_id}: the hidden test file {sorted(visible)[0]} is in the agent's tree"
+            )
         if not any(self.base.get(path) != text for path, text in self.gold_patch.items()):
             raise TaskError(f"{self.task_id}: the gold patch changes nothing")
         if self.timeout_s <= 0:

@@ -39,7 +39,8 @@ def main(names: list[str]) -> None:
         report = remake(repo)
         path = write_tasks(report, DATA)
         operators = Counter(task.provenance["operator"] for task in report.tasks)
-        print(f"{path.relative_to(DATA)}: {len(report.tasks)} tasks {dict(operators)}, refused {dict(report.refused)}")
+        counts = f"{len(report.tasks)} tasks {dict(operators)}, refused {dict(report.refused)}"
+        sys.stdout.write(f"{path.relative_to(DATA)}: {counts}\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def write_tree(root: Path, files: Mapping[str, bytes]) -> None:
 class SuiteRunner:
     """A warm pytest process with one ``PYTHONHASHSEED``; each job runs in a fork of it. Use as a context manager."""
 
-    def __init__(self, hash_seed: int = 0, timeout_s: float = 5.0) -> None:
+    def __init__(self, hash_seed: int = 0, timeout_s: float = 20.0) -> None:
         self.hash_seed = hash_seed
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,9 @@ class SuiteRunner:
         """
         with tempfile.TemporaryDirectory(prefix="muonrl-suite-") as root:
             write_tree(Path(root), files)
-            answer = self._ask({"kind": "suite", "root": os.path.realpath(root), "order": order, "record": record})
+            answer = self._ask(
+                {"kind": "suite", "root": os.path.realpath(root), "order": order, "record": record}
+            )
         calls = tuple((path, function, args) for path, function, args in answer.get("calls", ()))
         return SuiteResult(answer.get("outcomes", {}), calls, answer.get("error", ""))
 

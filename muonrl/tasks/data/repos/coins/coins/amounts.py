@@ -1,4 +1,4 @@
-"""Adding up and comparing amounts in cents."""
+"""Amounts in cents, written as "1.05": always two digits."""
 
 
 def total_of(amounts):

@@ -1,0 +1,1 @@
+"""Rectangular grids as lists of rows."""

@@ -1,0 +1,1 @@
+"""Queues, stacks and rings on plain lists."""

@@ -1,0 +1,1 @@
+"""Small matrices and vectors as lists of numbers."""

@@ -1,0 +1,1 @@
+"""Trips between stops: legs, times and roads."""

@@ -1,0 +1,1 @@
+"""A small shop: stock on shelves, orders and boxes."""

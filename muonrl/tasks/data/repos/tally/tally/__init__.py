@@ -1,0 +1,1 @@
+"""Scores and statistics of short lists of numbers."""

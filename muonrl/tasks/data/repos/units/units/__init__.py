@@ -1,0 +1,1 @@
+"""Temperatures, roman numerals and slugs."""
