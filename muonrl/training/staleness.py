@@ -100,15 +100,14 @@ def select(
     """Choose ``n`` of the ``finished`` rollouts (in the order of finishing) for the update of the policy ``now``.
 
     ``first_finished`` takes them as they came, ``oldest_first`` by the policy of their dispatch. What is too old is dropped,
-    or requeued under ``action = "requeue"``. Under ``"wait"`` nothing need become too old: rollouts that the next publication
-    would put beyond ``eta`` go first, and while such a one is still among ``in_flight`` (its oldest policies) no batch is
-    formed. Admission leaves at most ``n`` of them. A lost lineage cannot be waited for and is dropped.
+    or requeued under ``action = "requeue"``. Under ``"wait"`` nothing need become too old: rollouts go by their oldest token
+    whatever the collection, and no batch is formed while too many old ones are ``in_flight`` (given by their oldest
+    policies). Admission makes that possible. A lost lineage cannot be waited for and is dropped.
     """
     admissible: list[Trajectory] = []
     too_old: list[Trajectory] = []
     for trajectory in finished:
-        fits = _fits(now, trajectory.oldest_policy, cfg.eta)
-        (admissible if fits else too_old).append(trajectory)
+        (admissible if _fits(now, trajectory, cfg.eta) else too_old).append(trajectory)
     requeue = cfg.action == "requeue"
     dropped, requeued = (() if requeue else tuple(too_old)), (tuple(too_old) if requeue else ())
     ordered = list(admissible)
@@ -116,8 +115,8 @@ def select(
     if collection == "oldest_first":
         ordered.sort(key=lambda t: t.dispatched_at)
     if cfg.action == "wait":
-        waiting = sum(_last_chance(now, policy, cfg.eta) for policy in in_flight)
-        ordered.sort(key=lambda t: not _last_chance(now, t.oldest_policy, cfg.eta))
+        ordered.sort(key=lambda t: t.oldest_policy)
+        waiting = _must_wait_for([t.oldest_policy for t in admissible], in_flight, now, n, cfg.eta)
     if waiting or len(ordered) < n:
         return Selection((), tuple(admissible), dropped, requeued, waiting)
     batch = tuple(ordered[:n])
@@ -148,11 +147,26 @@ def staleness_histogram(trajectories: Iterable[Trajectory], now: PolicyId) -> tu
     return {str(age): counts[age] / total for age in sorted(counts)}, mean
 
 
-def _fits(now: PolicyId, policy: PolicyId, eta: int) -> bool:
-    age = staleness(now, policy)
-    return age is not None and age <= eta
+def _fits(now: PolicyId, trajectory: Trajectory, eta: int) -> bool:
+    """Whether every token of the rollout shares the lineage of ``now`` and is at most ``eta`` publications old."""
+    policies = {s.policy for s in trajectory.segments() if s.policy is not None}
+    ages = [staleness(now, policy) for policy in policies]
+    return all(age is not None and age <= eta for age in ages)
 
 
-def _last_chance(now: PolicyId, policy: PolicyId, eta: int) -> bool:
-    """Whether a rollout is admissible now and will not be after the next publication."""
-    return staleness(now, policy) == eta
+def _must_wait_for(
+    finished: Iterable[PolicyId], in_flight: Iterable[PolicyId], now: PolicyId, n: int, eta: int
+) -> int:
+    """How many rollouts in flight have to finish before a batch of the ``n`` oldest finished ones is safe.
+
+    A rollout of age a can enter this batch or the next eta - a. So after this batch at most n (eta - a) rollouts of age a or
+    more may be left, finished or not, for every a.
+    """
+    done = Counter(staleness(now, policy) for policy in finished)
+    flying = Counter(staleness(now, policy) for policy in in_flight)
+    n_done = n_flying = waiting = 0
+    for age in range(eta, -1, -1):
+        n_done += done[age]
+        n_flying += flying[age]
+        waiting = max(waiting, n_done + n_flying - min(n, n_done) - n * (eta - age))
+    return waiting
