@@ -1,0 +1,232 @@
+"""Runs hidden tests against the tree in the working directory. Runs inside the sandbox; standard library and pytest only.
+
+A JSON request on stdin: {"nonce", "tests": {path: text}, "canaries": [name, name], "required": [node id, ...],
+"stop_early"}; texts are bytes decoded as latin-1. The report goes to a private duplicate of stdout, in one piece, at the very
+end, and repeats the nonce: {"nonce", "results": [[id, outcome], ...], "canaries": [outcome, outcome], "duplicates",
+"tampered": [what, ...], "exit"}. Outcomes: passed, failed, skipped, xfailed, xpassed, error.
+
+The tests live in a folder of their own with a name that nobody can know beforehand. A canary is a test that must fail; one
+runs first, one last. The code under test shares this process, so it can be watched but not locked out: what pytest is
+made of is compared with what it was before any of that code was imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import secrets
+import sys
+import types
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import _pytest.python
+import _pytest.runner
+import _pytest.unittest
+import pytest
+
+_WATCHED_PREFIXES = ("_pytest", "pytest", "pluggy", "unittest")
+_WATCHED_MODULES = ("builtins", "os", "json", "json.encoder", "operator", "io")
+_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
+_ARGUMENTS = (
+    "--noconftest",
+    "--import-mode=importlib",
+    "--assert=plain",
+    "--capture=no",
+    "--tb=no",
+    "--strict-config",
+    "-q",
+    *(
+        word
+        for plugin in (
+            "cacheprovider", "doctest", "junitxml", "pastebin", "stepwise", "faulthandler", "debugging", "setuponly",
+            "setupplan", "terminalprogress", "threadexception", "unraisableexception", "helpconfig_cli", "legacypath",
+        )
+        for word in ("-p", f"no:{plugin}")
+    ),
+)  # fmt: skip
+
+_write, _exit, _dumps = os.write, os._exit, json.dumps
+
+
+def _watched() -> Iterator[tuple[str, dict[str, Any] | types.MappingProxyType[str, Any]]]:
+    """(name, namespace) of every module and class whose callables must not change."""
+    for name, module in list(sys.modules.items()):
+        if name in _WATCHED_MODULES or name.split(".")[0] in _WATCHED_PREFIXES:
+            space = vars(module)
+            yield name, space
+            for value in list(space.values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    yield f"{name}.{value.__qualname__}", vars(value)
+
+
+def _code_of(value: object) -> object:
+    """What a function would execute and with which defaults: both can be swapped under an unchanged object."""
+    if isinstance(value, types.FunctionType):
+        return value.__code__, value.__defaults__
+    return None
+
+
+def _fingerprint() -> list[tuple[str, Any, str, Any, Any]]:
+    return [
+        (f"{owner}.{key}", space, key, value, _code_of(value))
+        for owner, space in _watched()
+        for key, value in list(space.items())
+        if isinstance(value, _CALLABLES)
+    ]
+
+
+# Taken in the warm interpreter, before any code under test exists.
+_ORIGINAL = _fingerprint()
+
+
+def _changes() -> list[str]:
+    """Names of watched callables that are no longer what they were."""
+    return [
+        name
+        for name, space, key, value, code in _ORIGINAL
+        if space.get(key) is not value or (code is not None and _code_of(value) != code)
+    ]
+
+
+class Recorder:
+    """The plugin that orders the tests, records every outcome once, and cross-checks reports with exceptions."""
+
+    def __init__(self, prefix: str, canaries: list[str], required: list[str] | None, stop_early: bool) -> None:
+        self.prefix, self.required, self.stop_early = prefix, required, stop_early
+        self.canary_ids = [f"{name}.py::{name}" for name in canaries]
+        self.results: dict[str, str] = {}
+        self.raised: set[str] = set()
+        self.tampered: list[str] = []
+        self.duplicates = False
+        self._plugins: list[object] = []
+
+    def name(self, nodeid: str) -> str:
+        """The node id as the task knows it: without the folder that nobody can know."""
+        return nodeid.removeprefix(self.prefix)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        self._plugins = list(session.config.pluginmanager.get_plugins())
+        return (yield)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        by_id: dict[str, pytest.Item] = {}
+        for item in items:
+            self.duplicates |= self.name(item.nodeid) in by_id
+            by_id[self.name(item.nodeid)] = item
+        first, last = (by_id.pop(c) for c in self.canary_ids)
+        wanted = list(by_id) if self.required is None else [t for t in self.required if t in by_id]
+        if self.required is not None and self.stop_early and len(wanted) < len(self.required):
+            wanted = []  # a required test is missing: the verdict stands
+        items[:] = [first, *(by_id[t] for t in wanted), last]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except BaseException:
+            self.raised.add(self.name(item.nodeid))
+            raise
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        outcome = yield
+        name = self.name(item.nodeid)
+        status = self.results.get(name)
+        if status == "passed" and name in self.raised:
+            self.tampered.append(f"report of {name}")
+        needed = self.required is not None and name not in self.canary_ids
+        if self.stop_early and needed and status not in ("passed", "xfailed"):
+            item.session.shouldstop = "a required test did not pass"
+        return outcome
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = self.name(report.nodeid)
+        if report.when == "call" or report.outcome != "passed":
+            if name in self.results and self.results[name] == "passed" and report.when == "call":
+                self.duplicates = True
+            self.results[name] = _outcome(report)
+
+    def finish(self, config_plugins: list[object]) -> None:
+        """Compare the plugins at the end with those before collection."""
+        known = {id(p) for p in self._plugins}
+        self.tampered += [f"plugin {type(p).__name__}" for p in config_plugins if id(p) not in known]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.finish(list(session.config.pluginmanager.get_plugins()))
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    expected = hasattr(report, "wasxfail")
+    if report.outcome == "skipped":
+        return "xfailed" if expected else "skipped"
+    if report.outcome == "passed":
+        return "xpassed" if expected else "passed"
+    return "failed" if report.when == "call" else "error"
+
+
+def _lay_out(request: dict[str, Any]) -> str:
+    """Write the tests and the canaries to a new folder; returns it."""
+    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"h{secrets.token_hex(8)}")
+    files = dict(request["tests"])
+    for name in request["canaries"]:
+        files[f"{name}.py"] = f"def {name}():\n    assert {name!r} == ''\n"
+    for path, text in files.items():
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(text.encode("latin-1"))
+    return folder
+
+
+def _private_stdout() -> int:
+    """Move stdout to a descriptor of random number; what prints goes nowhere."""
+    private = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 32 + secrets.randbelow(200))
+    null = os.open("/dev/null", os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    return private
+
+
+def main() -> int:
+    """Run one request; does not return: the exit status is pytest's own (1, since the canaries fail)."""
+    request = json.loads(sys.stdin.buffer.read())
+    private = _private_stdout()
+    folder = _lay_out(request)
+    prefix = os.path.basename(folder) + "/"
+    canaries = request["canaries"]
+    recorder = Recorder(prefix, canaries, request["required"], request["stop_early"])
+    # Behind the standard library: a tree must not stand in for it. The tests may import helpers next to them.
+    sys.path += [os.getcwd(), folder]
+    tests = sorted({p for p in request["tests"] if p.endswith(".py")})
+    files = [os.path.join(folder, p) for p in (f"{canaries[0]}.py", *_selected(tests, request), f"{canaries[1]}.py")]
+    gc.disable()  # a short life, and the parent's heap stays shared
+    code = int(pytest.main([*_ARGUMENTS, "-c", "/dev/null", f"--rootdir={os.path.dirname(folder)}", *files], [recorder]))
+    report = {
+        "nonce": request["nonce"],
+        "results": [r for r in recorder.results.items() if r[0] not in recorder.canary_ids],
+        "canaries": [recorder.results.get(c, "missing") for c in recorder.canary_ids],
+        "duplicates": recorder.duplicates,
+        "tampered": (recorder.tampered + _changes())[:5],
+        "exit": code,
+    }
+    _write(private, _dumps(report).encode())
+    _exit(code)
+
+
+def _selected(tests: list[str], request: dict[str, Any]) -> list[str]:
+    """Test files to collect: those that hold a required test, or all that look like one."""
+    if request["required"] is not None:
+        return sorted({node.split("::")[0] for node in request["required"]} & set(tests))
+    names = [(p, os.path.basename(p)) for p in tests]
+    return [p for p, name in names if name.startswith("test_") or name.endswith("_test.py")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

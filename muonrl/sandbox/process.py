@@ -1,0 +1,190 @@
+"""A plain process in a temporary folder: no isolation at all, for trusted code such as this project's own tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from muonrl.errors import InfrastructureError, SandboxUnavailable
+from muonrl.sandbox.guest_files import read_tree, split_path, write_files
+from muonrl.sandbox.protocol import WORKDIR, ExecResult, Limits, ProviderStats
+
+
+class ProcessSandbox:
+    """A temporary folder that stands for the working directory; commands run in it as the calling user."""
+
+    def __init__(self, root: Path, scripts: Mapping[str, Path], limits: Limits, stats: ProviderStats) -> None:
+        self.root = root
+        self._scripts, self._limits, self._stats = scripts, limits, stats
+        self._begin = time.monotonic()
+        self._lock = asyncio.Lock()
+        self._closed = False
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = WORKDIR,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 30.0,
+        max_bytes: int = 1_000_000,
+    ) -> ExecResult:
+        """Run ``argv`` in an own process group, which is killed at the end."""
+        if not argv:
+            raise ValueError("argv must not be empty")
+        async with self._lock:
+            self._check_open()
+            full_env = {
+                "PATH": f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin",
+                "HOME": str(self.root),
+                "LANG": "C.UTF-8",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "MUONRL_ROOT": str(self.root),
+            } | dict(env or {})
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    cwd=self._inside(cwd),
+                    env=full_env,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                return ExecResult(b"", f"cannot start {argv[0]}: {error}\n".encode(), 127, False, False)
+            return await self._finish(process, stdin, timeout, max_bytes)
+
+    async def call(
+        self, script: str, payload: bytes, *, timeout: float = 30.0, max_bytes: int = 1_000_000
+    ) -> ExecResult:
+        """Run the guest script in a new interpreter; KeyError if there is none of that name."""
+        argv = [sys.executable, str(self._scripts[script])]
+        return await self.exec(argv, stdin=payload, timeout=timeout, max_bytes=max_bytes)
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Write files below the folder; ValueError for a path that leaves it."""
+        self._check_open()
+        for path in files:
+            split_path(path)
+        try:
+            write_files(str(self.root), files.items())
+        except OSError as error:
+            raise InfrastructureError("sandbox_put", str(error)) from error
+
+    async def snapshot(self, root: str = WORKDIR) -> dict[str, bytes]:
+        """Regular files below ``root``."""
+        self._check_open()
+        limits, mib = self._limits, 1 << 20
+        caps = (limits.snapshot_mb * mib, limits.snapshot_file_mb * mib, limits.snapshot_files)
+        return dict(read_tree(str(self._inside(root)), *caps))
+
+    async def close(self) -> None:
+        """Remove the folder."""
+        if not self._closed:
+            self._closed = True
+            self._stats.active -= 1
+            self._stats.seconds += time.monotonic() - self._begin
+            shutil.rmtree(self.root.parent, ignore_errors=True)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InfrastructureError("sandbox_closed", "the sandbox is closed")
+
+    def _inside(self, path: str) -> Path:
+        pure = PurePosixPath(path)
+        return self.root / pure.relative_to(WORKDIR) if pure.is_relative_to(WORKDIR) else Path(path)
+
+    async def _finish(
+        self, process: asyncio.subprocess.Process, stdin: bytes, timeout: float, max_bytes: int
+    ) -> ExecResult:
+        assert process.stdin and process.stdout and process.stderr
+        out, err = _Sink(max_bytes), _Sink(max_bytes)
+        readers = [asyncio.ensure_future(_feed(process.stdin, stdin))]
+        readers += [asyncio.ensure_future(s.drain(p)) for s, p in ((out, process.stdout), (err, process.stderr))]
+        timed_out = False
+        try:
+            async with asyncio.timeout(timeout):
+                await process.wait()
+        except TimeoutError:
+            timed_out = True
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            # A process that left the group may hold the pipes for ever: a short wait, then what is there counts.
+            _, pending = await asyncio.wait(readers, timeout=0.2)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+            process._transport.close()  # type: ignore[attr-defined]  # closes pipes that a stranger still holds
+        code = process.returncode or 0
+        return ExecResult(
+            bytes(out.data), bytes(err.data), code if code >= 0 else 128 - code, timed_out, out.truncated or err.truncated
+        )
+
+
+class _Sink:
+    """Keeps the first ``limit`` bytes of a stream and throws the rest away."""
+
+    def __init__(self, limit: int) -> None:
+        self.data, self.limit, self.truncated = bytearray(), limit, False
+
+    async def drain(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(1 << 16):
+            room = self.limit - len(self.data)
+            self.truncated |= len(chunk) > room
+            self.data += chunk[: max(room, 0)]
+
+
+async def _feed(pipe: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        pipe.write(data)
+        await pipe.drain()
+    pipe.close()
+
+
+class ProcessProvider:
+    """Provider of :class:`ProcessSandbox`; SandboxUnavailable unless ``allow_unsandboxed``."""
+
+    def __init__(
+        self, scripts: Mapping[str, Path], *, allow_unsandboxed: bool = False, limits: Limits | None = None
+    ) -> None:
+        if not allow_unsandboxed:
+            raise SandboxUnavailable(
+                "the process backend isolates nothing: set sandbox.allow_unsandboxed to run trusted code with it"
+            )
+        self.stats = ProviderStats()
+        self._scripts = dict(scripts)
+        self._limits = limits or Limits()
+        self._sandboxes: list[ProcessSandbox] = []
+
+    async def start(self) -> None:
+        """Nothing to prepare."""
+
+    async def acquire(self) -> ProcessSandbox:
+        """A new, empty folder."""
+        root = Path(tempfile.mkdtemp(prefix="muonrl-process-")) / "work"
+        root.mkdir()
+        sandbox = ProcessSandbox(root, self._scripts, self._limits, self.stats)
+        self.stats.started += 1
+        self.stats.active += 1
+        self.stats.peak = max(self.stats.peak, self.stats.active)
+        self._sandboxes.append(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        """Close every sandbox."""
+        for sandbox in self._sandboxes:
+            await sandbox.close()
+        self._sandboxes.clear()
