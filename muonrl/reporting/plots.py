@@ -90,7 +90,7 @@ def success_figure(curves: Sequence[Curve], title: str = "Training success") -> 
         axes = figure.add_subplot()
         ends: list[tuple[float, str, str]] = []
         last = 1
-        for curve, color in zip(curves, _colors(curves), strict=True):
+        for curve, color in zip(curves, curve_colors(curves), strict=True):
             updates, success = series(curve.records, "success")
             if not updates:
                 continue
@@ -133,8 +133,9 @@ def series_figure(
         figure = Figure(figsize=(4.5, 2.55), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         for position, (label, updates, values) in enumerate(lines):
-            color = colors[position % len(colors)]
-            axes.plot(updates, values, color=color, linewidth=1.5, label=label)
+            if updates:  # a line without data keeps its colour for the run in the other panels
+                color = colors[position % len(colors)]
+                axes.plot(updates, values, color=color, linewidth=1.5, label=label)
         axes.set_title(title)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
         if unit == "share":
@@ -224,7 +225,8 @@ def svg_text(figure: Figure, salt: str) -> str:
     return text[text.index("<svg") :]
 
 
-def _colors(curves: Sequence[Curve]) -> list[str]:
+def curve_colors(curves: Sequence[Curve]) -> list[str]:
+    """The colour of each curve: green for the full recipe, red for a collapsed run, else the next of the palette."""
     spare = iter(OTHERS * (1 + len(curves) // len(OTHERS)))
     colors: list[str] = []
     for curve in curves:

@@ -18,7 +18,7 @@ from muonrl.reporting.plots import (
     FULL,
     OTHERS,
     Curve,
-    Role,
+    curve_colors,
     is_full_recipe,
     series_figure,
     success_figure,
@@ -46,9 +46,9 @@ class Run:
         return self.folder.resolve().name
 
     @property
-    def role(self) -> Role:
-        """How the run is coloured in a success plot."""
-        return "full" if is_full_recipe(self.config) else "auto"
+    def curve(self) -> Curve:
+        """The run as a line of a success plot."""
+        return Curve(self.label, self.records, "full" if is_full_recipe(self.config) else "auto")
 
 
 # (title, unit, ((label, key), ...)): one panel each; a panel without data is left out.
@@ -109,7 +109,7 @@ def render(runs: Sequence[Run]) -> str:
     """The page as HTML text."""
     main = runs[0]
     title = "Runs compared" if len(runs) > 1 else f"Run {main.label}"
-    curves = [Curve(run.label, run.records, run.role) for run in runs]
+    curves = [run.curve for run in runs]
     style = files("muonrl.reporting").joinpath("report.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -188,7 +188,7 @@ def _comparison(runs: Sequence[Run]) -> str:
 
 def _panels(runs: Sequence[Run]) -> Iterable[str]:
     """A panel for each quantity of one run; with several runs, a panel for each line of it, a colour a run."""
-    colors = [FULL, *OTHERS]
+    colors = [FULL, *OTHERS] if len(runs) == 1 else curve_colors([run.curve for run in runs])
     for title, unit, keys in PANELS:
         if len(runs) == 1:
             groups = [(title, [(label, key, runs[0]) for label, key in keys])]
@@ -199,8 +199,7 @@ def _panels(runs: Sequence[Run]) -> Iterable[str]:
             ]
         for name, wanted in groups:
             lines = [(label, *series(run.records, key)) for label, key, run in wanted]
-            lines = [line for line in lines if line[1]]
-            if lines:
+            if any(updates for _, updates, _ in lines):
                 figure = series_figure(lines, name, unit=unit, colors=colors)
                 yield f"<figure>{svg_text(figure, name)}</figure>"
 
