@@ -1,0 +1,29 @@
+"""Muon and policy-gradient losses over torch: orthogonalization, optimizer and losses through the language-model head."""
+
+from muonrl_kernels import backend, coefficients, reference
+from muonrl_kernels.coefficients import Schedule
+from muonrl_kernels.linear_policy_loss import linear_logprob, linear_policy_loss
+from muonrl_kernels.metrics import LossMetrics
+from muonrl_kernels.muon import Muon, convert_momentum
+from muonrl_kernels.newton_schulz import orthogonality_residual, orthogonalize
+from muonrl_kernels.options import LossOptions
+from muonrl_kernels.params import ParamSplit, split_params
+from muonrl_kernels.policy_loss import policy_loss
+
+__all__ = [
+    "LossMetrics",
+    "LossOptions",
+    "Muon",
+    "ParamSplit",
+    "Schedule",
+    "backend",
+    "coefficients",
+    "convert_momentum",
+    "linear_logprob",
+    "linear_policy_loss",
+    "orthogonality_residual",
+    "orthogonalize",
+    "policy_loss",
+    "reference",
+    "split_params",
+]

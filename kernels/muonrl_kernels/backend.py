@@ -1,0 +1,108 @@
+"""The one place that decides whether an operation runs as a Triton kernel or as PyTorch operations.
+
+Every public operation takes ``backend="auto" | "triton" | "torch"`` and asks :func:`resolve`. "auto" never fails and
+says once per operation and device, through :mod:`logging` (level INFO), what was taken and why; "triton" is a demand
+and raises where it cannot be met; "torch" always works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal
+
+import torch
+
+__all__ = ["BACKENDS", "KERNELS", "Backend", "Choice", "explain", "fast_compute_dtype", "resolve"]
+
+Backend = Literal["auto", "triton", "torch"]
+BACKENDS: Final[tuple[str, ...]] = ("auto", "triton", "torch")
+
+KERNELS: Final[frozenset[str]] = frozenset()
+"""Names of the operations that have a Triton kernel in this version."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs (``"triton"`` or ``"torch"``) and the reason in one sentence."""
+
+    name: Literal["triton", "torch"]
+    reason: str
+
+
+def _obstacle(operation: str, device_type: str) -> str | None:
+    """Why `operation` cannot run as a Triton kernel on that kind of device; None if it can."""
+    if operation not in KERNELS:
+        return f"this version of muonrl_kernels has no Triton kernel for {operation}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device_type == "cpu":
+        return "the tensors are on the CPU, where Triton does not run"
+    return None
+
+
+def explain(operation: str, device: torch.device | str = "cpu") -> Choice:
+    """The choice that ``backend="auto"`` makes for `operation` on `device`, without logging anything."""
+    obstacle = _obstacle(operation, torch.device(device).type)
+    if obstacle is None:
+        return Choice("triton", f"a Triton kernel for {operation} is available")
+    return Choice("torch", obstacle)
+
+
+@cache
+def _announce(operation: str, device_type: str, choice: Choice) -> None:
+    """Log a choice of "auto"; the cache makes it once per operation and kind of device."""
+    _log.info("%s on %s: %s (%s)", operation, device_type, choice.name, choice.reason)
+
+
+def resolve(requested: str, operation: str, device: torch.device | str = "cpu") -> Choice:
+    """Decide the backend of one operation.
+
+    Args:
+        requested: "auto", "triton" or "torch".
+        operation: name of the public operation, such as "orthogonalize".
+        device: where the tensors are.
+
+    Raises:
+        ValueError: `requested` is not one of the three names.
+        RuntimeError: `requested` is "triton" and the kernel is not available; the text says why.
+    """
+    if requested not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {requested!r}")
+    if requested == "torch":
+        return Choice("torch", "requested")
+    device_type = torch.device(device).type
+    choice = explain(operation, device_type)
+    if requested == "triton":
+        if choice.name != "triton":
+            raise RuntimeError(f"backend='triton' is not available for {operation}: {choice.reason}")
+        return Choice("triton", "requested")
+    _announce(operation, device_type, choice)
+    return choice
+
+
+@cache
+def _cpu_has_bf16() -> bool:
+    """Whether this CPU multiplies bf16 matrices in hardware.
+
+    Without such instructions a bf16 product on the CPU is two orders of magnitude slower than an fp32 one. oneDNN's own
+    answer is not enough on x86: it also says yes where it emulates bf16 with AVX-512.
+    """
+    machine = torch.backends.cpu.get_cpu_capability()
+    if machine.startswith(("AVX", "DEFAULT")):
+        probes = (
+            getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        )
+        return any(bool(probe()) for probe in probes if probe is not None)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def fast_compute_dtype(device: torch.device | str) -> torch.dtype:
+    """The dtype in which matrix products on `device` are fast: bf16 where the hardware has it, else fp32."""
+    if torch.device(device).type == "cpu":
+        return torch.bfloat16 if _cpu_has_bf16() else torch.float32
+    return torch.bfloat16

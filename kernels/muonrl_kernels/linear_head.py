@@ -1,0 +1,196 @@
+"""Rows of logits of a language-model head, a chunk at a time: statistics forward, gradients back.
+
+    z = logit_scale (h W^T + bias); z <- softcap tanh(z / softcap); columns from vocab_size on are absent; z <- z / temperature
+
+Shapes: h [C, H], W [V, H], bias [V], logits [C, V]. Statistics are fp32 (fp64 for fp64 input). The products of the
+backward pass take their operands in the input's dtype and accumulate in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Gradients", "Head", "RowStats", "chunks", "statistics_dtype"]
+
+_CHUNK_BYTES = 32 << 20
+_CHUNK_ROWS = 8192
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """fp64 for fp64, else fp32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def chunks(rows: int, columns: int, chunk_rows: int | None) -> list[slice]:
+    """Slices over rows: of `chunk_rows`, or as many as keep a chunk of fp32 logits [C, columns] within 32 MiB, at most 8192.
+
+    The chunks are of nearly equal size. No rows give no chunk.
+    """
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be >= 1, got {chunk_rows}")
+    largest = chunk_rows or max(16, min(_CHUNK_ROWS, _CHUNK_BYTES // (4 * max(1, columns))))
+    count = -(-rows // largest)
+    size = -(-rows // max(1, count))
+    return [slice(lo, min(lo + size, rows)) for lo in range(0, rows, max(1, size))]
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with an fp32 result for 16-bit operands (never rounded to 16 bits on the way)."""
+    if a.dtype in (torch.float32, torch.float64):
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """Of C rows: log-probabilities and probabilities of all columns [C, V]; the target's log-probability, the entropy in
+    nats and the logsumexp [C].
+    """
+
+    log_p: Tensor
+    logp: Tensor
+    entropy: Tensor
+    lse: Tensor
+    p: Tensor
+
+    def take(self, index: Tensor, *, with_log_p: bool) -> RowStats:
+        """The rows at `index`; `log_p` is only copied if the backward pass will read it."""
+        log_p = self.log_p[index] if with_log_p else self.log_p[:0]
+        return RowStats(log_p, self.logp[index], self.entropy[index], self.lse[index], self.p[index])
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head and what is done to its logits; `weight` and `bias` hold the columns of the vocabulary only."""
+
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float | Tensor
+    softcap: float | None
+    logit_scale: float
+
+    @staticmethod
+    def make(
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float | Tensor,
+        softcap: float | None,
+        logit_scale: float,
+        vocab_size: int | None,
+        dtype: torch.dtype,
+    ) -> Head:
+        """Check the arguments, leave the padding columns out and bring the weight to the dtype of hidden.
+
+        Raises:
+            ValueError: shapes that do not fit, a vocab_size outside 1..V, or a temperature or softcap that is not positive.
+        """
+        if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+            raise ValueError("weight must be [V, H] and bias [V]")
+        size = weight.shape[0] if vocab_size is None else vocab_size
+        if not 1 <= size <= weight.shape[0]:
+            raise ValueError(f"vocab_size must lie in 1..{weight.shape[0]}, got {vocab_size}")
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap must be > 0, got {softcap}")
+        if not isinstance(temperature, Tensor) and not temperature > 0:
+            raise ValueError(f"temperature must be > 0, got {temperature}")
+        kept = None if bias is None else bias.detach()[:size]
+        return Head(weight.detach()[:size].to(dtype), kept, temperature, softcap, logit_scale)
+
+    def take(self, index: Tensor | slice) -> Head:
+        """The head for a subset of the rows: only a temperature [N] differs by row."""
+        t = self.temperature
+        if not isinstance(t, Tensor) or t.ndim == 0:
+            return self
+        return Head(self.weight, self.bias, t[index], self.softcap, self.logit_scale)
+
+    def _column_temperature(self, dtype: torch.dtype) -> float | Tensor:
+        t = self.temperature
+        return t.to(dtype).reshape(-1, 1) if isinstance(t, Tensor) else t
+
+    def stats(self, h: Tensor, targets: Tensor) -> RowStats:
+        """Statistics of the rows h [C, H] with targets [C] int64."""
+        z = _matmul(h, self.weight.mT)
+        if self.bias is not None:
+            z.add_(self.bias)
+        if self.logit_scale != 1.0:
+            z.mul_(self.logit_scale)
+        if self.softcap is not None:
+            z.div_(self.softcap).tanh_().mul_(self.softcap)
+        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
+            z.div_(self._column_temperature(z.dtype))
+        lse = torch.logsumexp(z, 1)
+        log_p = z.sub_(lse.unsqueeze(1))
+        if self.bias is not None:
+            # A bias of -inf bans a token; keep 0 * log 0 out of the entropy.
+            log_p.clamp_(min=-1e30)
+        p = log_p.exp()
+        entropy = -torch.bmm(p.unsqueeze(1), log_p.unsqueeze(2)).reshape(-1)
+        return RowStats(log_p, log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy, lse, p)
+
+    def logit_grad(
+        self,
+        s: RowStats,
+        targets: Tensor,
+        d_logp: Tensor,
+        d_entropy: Tensor | None = None,
+        d_lse: Tensor | None = None,
+    ) -> Tensor:
+        """Gradient [C, V] with respect to h W^T + bias, from gradients [C] of the row's outputs; overwrites `s.p`."""
+        z_softcap = None
+        if self.softcap is not None:
+            temperature = self._column_temperature(s.log_p.dtype)
+            z_softcap = (s.log_p + s.lse.unsqueeze(1)).mul_(temperature).div_(self.softcap)
+        minus = -d_logp if d_lse is None else d_lse - d_logp
+        if d_entropy is None:
+            dz = s.p.mul_(minus.unsqueeze(1))
+        else:
+            slope = (minus - d_entropy * s.entropy).unsqueeze(1) - d_entropy.unsqueeze(1) * s.log_p
+            dz = s.p.mul_(slope)
+        dz.scatter_add_(1, targets.unsqueeze(1), d_logp.unsqueeze(1))
+        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
+            dz.div_(self._column_temperature(dz.dtype))
+        if z_softcap is not None:
+            dz.mul_(1.0 - z_softcap.square_())
+        return dz if self.logit_scale == 1.0 else dz.mul_(self.logit_scale)
+
+
+@dataclass
+class Gradients:
+    """Gradients of hidden [N, H], weight [V, H] and bias [V], filled a chunk at a time; None where not wanted."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @staticmethod
+    def zeros(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, bool, bool]
+    ) -> Gradients:
+        """Accumulators in the statistics' dtype; hidden's rows are written once and keep its own dtype."""
+        kind = statistics_dtype(hidden)
+        return Gradients(
+            torch.zeros_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None,
+            torch.zeros(weight.shape, dtype=kind, device=weight.device) if wanted[1] else None,
+            torch.zeros(bias.shape, dtype=kind, device=bias.device)
+            if wanted[2] and bias is not None
+            else None,
+        )
+
+    def add(self, head: Head, dz: Tensor, h: Tensor, rows: Tensor) -> None:
+        """Add one chunk: dz [C, V] at rows h [C, H], which are `rows` [C] of hidden."""
+        size = dz.shape[1]
+        if self.bias is not None:
+            self.bias[:size] += dz.sum(0)
+        operand = dz.to(h.dtype)
+        if self.hidden is not None:
+            self.hidden[rows] = _matmul(operand, head.weight).to(self.hidden.dtype)
+        if self.weight is not None:
+            if h.dtype == self.weight.dtype:
+                self.weight[:size].addmm_(operand.mT, h)
+            else:
+                self.weight[:size] += _matmul(operand.mT, h)
