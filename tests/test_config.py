@@ -189,3 +189,12 @@ def test_any_value_survives_the_round_trip(tmp_path_factory, text, rate, seed):
     file = tmp_path_factory.mktemp("c") / "config.toml"
     file.write_bytes(to_toml(config).encode("utf-8"))
     assert load_recipe(file) == config
+
+
+@pytest.mark.parametrize("section", ["algorithm", "loss", "weights", "staleness"])
+def test_the_recipe_page_names_every_field(section):
+    page = (RECIPES.parents[1] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    for f in dataclasses.fields(getattr(Config(), section)):
+        assert f"`{f.name}`" in page or f"`{section}.{f.name}`" in page, (
+            f"docs/recipe.md lacks {section}.{f.name}"
+        )
