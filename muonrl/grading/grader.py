@@ -146,14 +146,11 @@ def judge(result: ExecResult, nonce: str) -> Verdict:
         return Verdict({}, "tampered", suspicious=True)
     if duplicates:
         return Verdict({}, "duplicate_id", suspicious=True)
-    if code == 2 and canaries[0] != "passed":
-        return Verdict({}, "collection_error" if canaries[0] == "missing" else "test_failed")
-    if canaries[0] != "failed" or canaries[1] not in ("failed", "missing"):
+    if canaries != ["failed", "failed"]:
         return Verdict({}, "canary", suspicious=True)
-    stopped = canaries[1] == "missing"
-    if result.rc != code or (not stopped and code != 1):
+    if result.rc != 1 or code != 1:
         return Verdict({}, "exit_code", suspicious=True)
-    return Verdict({} if stopped and all(o in PASSED for o in outcomes.values()) else outcomes)
+    return Verdict(outcomes)
 
 
 def _key(task_id: str, tree: Mapping[str, bytes]) -> str:

@@ -12,8 +12,10 @@ made of is compared with what it was before any of that code was imported.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import secrets
@@ -22,10 +24,12 @@ import types
 from collections.abc import Generator, Iterator
 from typing import Any
 
-import _pytest.python
-import _pytest.runner
-import _pytest.unittest
 import pytest
+from _pytest.config import default_plugins
+
+# Everything that a run would import later, so that the forks of a warm interpreter need not.
+for _name in default_plugins:
+    importlib.import_module(f"_pytest.{_name}")
 
 _WATCHED_PREFIXES = ("_pytest", "pytest", "pluggy", "unittest")
 _WATCHED_MODULES = ("builtins", "os", "json", "json.encoder", "operator", "io")
@@ -33,15 +37,12 @@ _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod,
 _ARGUMENTS = (
     "--noconftest",
     "--import-mode=importlib",
-    "--assert=plain",
     "--capture=no",
-    "--tb=no",
-    "--strict-config",
-    "-q",
+    "--continue-on-collection-errors",
     *(
         word
         for plugin in (
-            "cacheprovider", "doctest", "junitxml", "pastebin", "stepwise", "faulthandler", "debugging", "setuponly",
+            "terminal", "assertion", "cacheprovider", "doctest", "junitxml", "pastebin", "stepwise", "faulthandler", "debugging", "setuponly",
             "setupplan", "terminalprogress", "threadexception", "unraisableexception", "helpconfig_cli", "legacypath",
         )
         for word in ("-p", f"no:{plugin}")
@@ -100,12 +101,15 @@ class Recorder:
         self.results: dict[str, str] = {}
         self.raised: set[str] = set()
         self.tampered: list[str] = []
-        self.duplicates = False
+        self.duplicates = self.decided = False
         self._plugins: list[object] = []
 
     def name(self, nodeid: str) -> str:
         """The node id as the task knows it: without the folder that nobody can know."""
         return nodeid.removeprefix(self.prefix)
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        collector.repr_failure = _no_traceback  # type: ignore[method-assign, assignment]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -120,9 +124,11 @@ class Recorder:
             by_id[self.name(item.nodeid)] = item
         first, last = (by_id.pop(c) for c in self.canary_ids)
         wanted = list(by_id) if self.required is None else [t for t in self.required if t in by_id]
-        if self.required is not None and self.stop_early and len(wanted) < len(self.required):
-            wanted = []  # a required test is missing: the verdict stands
+        missing = self.required is not None and len(wanted) < len(self.required)
+        self.decided = self.stop_early and missing
         items[:] = [first, *(by_id[t] for t in wanted), last]
+        for item in items:
+            item.repr_failure = _no_traceback  # type: ignore[method-assign]  # formatting one costs more than a test
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -132,24 +138,27 @@ class Recorder:
             self.raised.add(self.name(item.nodeid))
             raise
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        outcome = yield
-        name = self.name(item.nodeid)
-        status = self.results.get(name)
-        if status == "passed" and name in self.raised:
-            self.tampered.append(f"report of {name}")
-        needed = self.required is not None and name not in self.canary_ids
-        if self.stop_early and needed and status not in ("passed", "xfailed"):
-            item.session.shouldstop = "a required test did not pass"
-        return outcome
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Pass over the tests that no longer matter; the last canary always runs."""
+        if not self.decided or self.name(item.nodeid) in self.canary_ids:
+            return None
+        # The test before this one left set up what it would have shared with it; a failure there changes nothing.
+        with contextlib.suppress(Exception):
+            item.session._setupstate.teardown_exact(nextitem)
+        return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = self.name(report.nodeid)
-        if report.when == "call" or report.outcome != "passed":
-            if name in self.results and self.results[name] == "passed" and report.when == "call":
-                self.duplicates = True
-            self.results[name] = _outcome(report)
+        if report.when != "call" and report.outcome == "passed":
+            return
+        name, outcome = self.name(report.nodeid), _outcome(report)
+        if report.when == "call":
+            self.duplicates |= name in self.results
+            if outcome == "passed" and name in self.raised:
+                self.tampered.append(f"report of {name}")
+        self.results[name] = outcome
+        if self.stop_early and name not in self.canary_ids and outcome not in ("passed", "xfailed"):
+            self.decided = True
 
     def finish(self, config_plugins: list[object]) -> None:
         """Compare the plugins at the end with those before collection."""
@@ -159,6 +168,10 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.finish(list(session.config.pluginmanager.get_plugins()))
+
+
+def _no_traceback(excinfo: object, style: object = None) -> str:
+    return ""
 
 
 def _outcome(report: pytest.TestReport) -> str:

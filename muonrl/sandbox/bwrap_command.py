@@ -20,7 +20,7 @@ GUEST = "/opt/muonrl"
 _PYTHON_ELSEWHERE = "/opt/python"
 _CAP_SYS_ADMIN = 21
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
-_PRELOAD = ("pytest", "_pytest.python", "_pytest.unittest", "_pytest.tmpdir", "_pytest.monkeypatch", "tempfile")
+_PRELOAD = ("pytest", "tempfile", "subprocess")
 
 
 @dataclass(frozen=True)

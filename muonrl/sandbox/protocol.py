@@ -15,7 +15,7 @@ class ExecResult:
 
     ``rc`` is the exit status, ``128 + n`` if signal n killed it, 127 if it could not be started. ``truncated`` says
     that a stream went beyond ``max_bytes`` and its tail was thrown away. ``cpu_s`` is the CPU time in seconds of
-    the command and the children it waited for.
+    the command, of the children it waited for, and of the sandbox's own work since the command before.
     """
 
     stdout: bytes
