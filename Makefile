@@ -28,9 +28,9 @@ test: lint ## lint, then the whole test suite with coverage
 
 lint: setup ## ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check --quiet . || { echo "make format lays these files out"; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 format: setup ## lay the code out and mend what ruff can mend
 	@$(BIN)/ruff check --fix .

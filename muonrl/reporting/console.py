@@ -15,6 +15,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from muonrl.reporting.summary import clock
+
 TICK_SECONDS = 10.0
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -52,14 +54,14 @@ class Progress:
         self._end_stage()
         self._stage, self._detail, self._stage_began = text, "", time.monotonic()
         if self.plain and text:
-            self._say(f"[{_clock(time.monotonic() - self._began)}] {text}")
+            self._say(f"[{clock(time.monotonic() - self._began)}] {text}")
 
     def tick(self, detail: str) -> None:
         """How far the stage is, e.g. ``step 120/300``; where lines are printed, at most one in ten seconds."""
         self._detail = detail
         now = time.monotonic()
         if self.plain and now - self._spoke >= TICK_SECONDS:
-            self._say(f"[{_clock(now - self._began)}] {self._stage}: {detail}")
+            self._say(f"[{clock(now - self._began)}] {self._stage}: {detail}")
 
     def note(self, text: str) -> None:
         """A line that stays on the screen: a checkpoint, a warning, the command that resumes the run."""
@@ -95,7 +97,7 @@ class Progress:
     def _end_stage(self) -> None:
         if self._stage and not self.plain:
             seconds = time.monotonic() - self._stage_began
-            self._say(f"✓ {self._stage}  {_clock(seconds)}", style="green")
+            self._say(f"✓ {self._stage}  {clock(seconds)}", style="green")
         self._stage = ""
 
     def _say(self, text: str, style: str | None = None) -> None:
@@ -110,7 +112,7 @@ class Progress:
         if self._record:
             parts += [self._bar(), figures(self._record, sparkline(self._curve))]
         if self._stage:
-            passed = _clock(time.monotonic() - self._stage_began)
+            passed = clock(time.monotonic() - self._stage_began)
             self._spinner.update(text=Text(f"{self._stage}  {self._detail}  {passed}"))
             parts.append(self._spinner)
         return Group(*parts)
@@ -121,8 +123,8 @@ class Progress:
         row.add_row(
             Text(f"update {done}/{self.total}", style="bold"),
             ProgressBar(total=self.total, completed=done, width=40),
-            Text(f"{_clock(time.monotonic() - self._began)} passed"),
-            Text(f"{_clock(self._record.get('eta_s'))} to go"),
+            Text(f"{clock(time.monotonic() - self._began)} passed"),
+            Text(f"{clock(self._record.get('eta_s'))} to go"),
         )
         return row
 
@@ -133,7 +135,7 @@ def plain_line(record: Mapping[str, Any], total: int) -> str:
     for name, value in _figures(record):
         parts.append(f"{name} {value}")
     if record.get("eta_s") is not None:
-        parts.append(f"eta {_clock(record['eta_s'])}")
+        parts.append(f"eta {clock(record['eta_s'])}")
     return "  ".join(parts)
 
 
@@ -158,35 +160,6 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(SPARKS[min(7, max(0, int(v * 8)))] for v in values)
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The end of a run as a small table."""
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right", style="bold")
-    table.add_column(justify="right", style="bold")
-    table.add_column(justify="right", style="bold green")
-    pairs = [
-        ("training success, first -> last ten updates", "success_first10", "success_last10"),
-        ("held-out pass@1, before -> after", "heldout_before", "heldout_after"),
-    ]
-    for name, before, after in pairs:
-        old, new = summary.get(before), summary.get(after)
-        if isinstance(old, (int, float)) and isinstance(new, (int, float)):
-            table.add_row(name, f"{100 * old:.1f} %", f"{100 * new:.1f} %", f"{100 * (new - old):+.1f}")
-    if summary.get("updates") is not None:
-        table.add_row("updates", str(summary["updates"]))
-    if summary.get("wall_s") is not None:
-        table.add_row("time", _clock(summary["wall_s"]))
-    if summary.get("peak_rss_mb") is not None:
-        table.add_row("peak memory", f"{summary['peak_rss_mb']:,.0f} MB")
-    return table
-
-
-def print_summary(summary: Mapping[str, Any], stream: TextIO | None = None) -> None:
-    """Print :func:`summary_table` to ``stream`` (default: standard output)."""
-    Console(file=stream or sys.stdout, highlight=False).print(summary_table(summary))
-
-
 def _figures(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """``(name, value)`` of what is shown of an update, without what the record lacks."""
     forms: list[tuple[str, str, str]] = [
@@ -207,11 +180,3 @@ def _figures(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = {"share": f"{100 * value:.1f}%", "number": f"{value:.2f}", "count": f"{value:,.0f}"}[form]
         shown.append((name, text))
     return shown
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

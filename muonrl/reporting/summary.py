@@ -74,5 +74,35 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
+def summary_table(summary: Mapping[str, Any]) -> str:
+    """The end of a run as a few lines of text; what the summary does not know is left out."""
+    rows: list[tuple[str, str]] = []
+    for name, before, after in (
+        ("training success, first -> last ten updates", "success_first10", "success_last10"),
+        ("held-out pass@1, before -> after", "heldout_before", "heldout_after"),
+    ):
+        old, new = summary.get(before), summary.get(after)
+        if old is not None and new is not None:
+            rows.append((name, f"{100 * old:5.1f} % -> {100 * new:5.1f} %   ({100 * (new - old):+.1f})"))
+    for name, key, form in (
+        ("updates", "updates", lambda value: f"{value:5d}"),
+        ("time", "wall_s", lambda value: f"{clock(value):>5}"),
+        ("peak memory", "peak_rss_mb", lambda value: f"{value:5.0f} MB"),
+    ):
+        if summary.get(key) is not None:
+            rows.append((name, form(summary[key])))
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``; ``?`` where they are not known."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None

@@ -1,13 +1,12 @@
 """Live progress on a terminal and in a pipe."""
 
 import io
-import sys
 
 import pytest
 from rich.console import Console
 
 from muonrl.reporting import console
-from muonrl.reporting.console import Progress, plain_line, print_summary, sparkline
+from muonrl.reporting.console import Progress, plain_line, sparkline
 
 
 class Terminal(io.StringIO):
@@ -116,21 +115,3 @@ def test_the_panel_shows_the_stage_and_the_curve(terminal, make_records):
 def test_sparkline_is_scaled_from_nothing_to_one_and_thinned():
     assert sparkline([-0.1, 0.0, 0.5, 0.99, 1.0, 1.2]) == "▁▁▅███"
     assert sparkline([i / 200 for i in range(200)], width=4) == "▂▄▆█"
-
-
-def test_the_final_table(capsys):
-    print_summary(
-        {
-            "success_first10": 0.25,
-            "success_last10": 0.625,
-            "heldout_before": 0.2,
-            "heldout_after": None,
-            "updates": 60,
-            "wall_s": 605.0,
-            "peak_rss_mb": 2100.0,
-        },
-        sys.stdout,
-    )
-    out = capsys.readouterr().out
-    assert "25.0 %" in out and "62.5 %" in out and "+37.5" in out and "10:05" in out and "2,100 MB" in out
-    assert "held-out" not in out

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from muonrl.errors import MuonrlError
-from muonrl.reporting.summary import read_summary, summarise, write_summary
+from muonrl.reporting.summary import clock, read_summary, summarise, summary_table, write_summary
 
 
 def test_means_totals_and_extra_fields(tmp_path, make_records):
@@ -44,3 +44,19 @@ def test_a_damaged_summary_is_one_clear_line(tmp_path, content, words):
     with pytest.raises(MuonrlError, match=words) as caught:
         read_summary(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_table_at_the_end_of_a_run():
+    summary = {"success_first10": 0.25, "success_last10": 0.625, "heldout_before": 0.2, "heldout_after": None}
+    table = summary_table(summary | {"updates": 60, "wall_s": 605.0, "peak_rss_mb": 2100.4})
+    assert [" ".join(line.split()) for line in table.splitlines()] == [
+        "training success, first -> last ten updates 25.0 % -> 62.5 % (+37.5)",
+        "updates 60",
+        "time 10:05",
+        "peak memory 2100 MB",
+    ]
+    assert summary_table({}) == ""
+
+
+def test_clock():
+    assert [clock(s) for s in (None, 0.4, 59.6, 3725.0)] == ["?", "0:00", "1:00", "1:02:05"]
