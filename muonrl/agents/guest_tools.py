@@ -54,7 +54,11 @@ def run(
         # A full disk, a directory in the place of a file: the agent's own tree says no.
         detail = failure.strerror or type(failure).__name__
         text, error = f"error: {detail}", {"kind": "invalid_action", "detail": detail}
-    return {"text": _shorten(text, int(opts["max_chars"])), "error": error, "done": name == "finish" and error is None}
+    return {
+        "text": _shorten(text, int(opts["max_chars"])),
+        "error": error,
+        "done": name == "finish" and error is None,
+    }
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -94,12 +98,12 @@ def _read(real: Path, name: str) -> str:
     if real.stat().st_size > _MAX_FILE:
         raise ToolFailure("invalid_action", f"{name} is too large")
     # surrogateescape: bytes that are no UTF-8 survive an edit unchanged; newline="": so do line ends.
-    with open(real, encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with real.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         return file.read()
 
 
 def _write(real: Path, text: str) -> None:
-    with open(real, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with real.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.write(text)
 
 
@@ -116,7 +120,9 @@ def file_editor(root: Path, parameters: Mapping[str, str], options: Mapping[str,
     return action(root, real, name, parameters, options)
 
 
-def _view(root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _view(
+    root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
     limit = int(options["view_lines"])
     if real.is_dir():
         entries = sorted(e.name + ("/" if e.is_dir() else "") for e in real.iterdir() if not _hidden(e.name))
@@ -145,7 +151,9 @@ def _view_range(text: str | None, count: int) -> tuple[int, int]:
     return first, last
 
 
-def _create(root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _create(
+    root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
     text = _need(parameters, "file_text", "file_editor create")
     if real.exists():
         raise ToolFailure("invalid_action", f"{name} exists already")
@@ -155,7 +163,9 @@ def _create(root: Path, real: Path, name: str, parameters: Mapping[str, str], op
     return f"created {name}"
 
 
-def _str_replace(root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _str_replace(
+    root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
     old = _need(parameters, "old_str", "file_editor str_replace")
     new = parameters.get("new_str", "")
     text = _read(real, name)
@@ -171,7 +181,9 @@ def _str_replace(root: Path, real: Path, name: str, parameters: Mapping[str, str
     return f"edited {name}"
 
 
-def _insert(root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _insert(
+    root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
     where = _need(parameters, "insert_line", "file_editor insert").strip()
     new = _need(parameters, "new_str", "file_editor insert")
     text = _read(real, name)
@@ -187,11 +199,13 @@ def _insert(root: Path, real: Path, name: str, parameters: Mapping[str, str], op
     return f"edited {name}"
 
 
-def _undo(root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def _undo(
+    root: Path, real: Path, name: str, parameters: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
     versions = _history(root, name)
     if not versions:
         raise ToolFailure("not_found", f"no edit of {name} to undo")
-    with open(versions[-1], encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with versions[-1].open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         mark, text = file.read(1), file.read()
     if mark == "-":
         real.unlink(missing_ok=True)
@@ -237,7 +251,7 @@ def search(root: Path, parameters: Mapping[str, str], options: Mapping[str, Any]
     if not term.strip():
         raise ToolFailure("invalid_action", "search_term is empty")
     where = parameters.get("path", ".")
-    real, name = _resolve(root, where)
+    real, _ = _resolve(root, where)
     if not real.exists():
         raise ToolFailure("not_found", f"no such file {where.strip()}")
     hits = []
@@ -267,7 +281,7 @@ def _text_files(real: Path) -> Iterator[Path]:
     for path in sorted(found, key=lambda p: p.as_posix()):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_FILE:
             continue
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             if b"\0" in file.read(1024):
                 continue
         yield path
@@ -292,7 +306,7 @@ def execute_bash(root: Path, parameters: Mapping[str, str], options: Mapping[str
 
 def _shell(command: str, root: Path, timeout: float, keep: int) -> tuple[str, int | None]:
     """(output, exit code or None for a time-out); keeps the first and last ``keep`` bytes, whatever comes between."""
-    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+    shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
     process = subprocess.Popen(
         [shell, "-c", command],
         cwd=root,

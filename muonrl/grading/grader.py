@@ -53,7 +53,9 @@ class Grader:
     reused (time-outs excepted) and marked ``cached``. ``real`` and ``cached`` count the gradings of each sort.
     """
 
-    def __init__(self, provider: SandboxProvider, *, cache: bool = True, timeout: float | None = None) -> None:
+    def __init__(
+        self, provider: SandboxProvider, *, cache: bool = True, timeout: float | None = None
+    ) -> None:
         self._provider = provider
         self._timeout = timeout
         self._known: dict[str, Grade] | None = {} if cache else None
@@ -99,12 +101,18 @@ class Grader:
         sandbox = await self._provider.acquire()
         try:
             await sandbox.put(tree)
-            result = await sandbox.call("runner", json.dumps(request).encode(), timeout=limit, max_bytes=_MAX_REPORT)
+            result = await sandbox.call(
+                "runner", json.dumps(request).encode(), timeout=limit, max_bytes=_MAX_REPORT
+            )
         finally:
             await sandbox.close()
         self.real += 1
         verdict = judge(result, nonce)
-        passed = {t for t, outcome in verdict.outcomes.items() if outcome in PASSED} if not verdict.fault else set()
+        passed = (
+            {t for t, outcome in verdict.outcomes.items() if outcome in PASSED}
+            if not verdict.fault
+            else set()
+        )
         f2p = sum(t in passed for t in task.fail_to_pass)
         p2p = sum(t in passed for t in task.pass_to_pass)
         ok = bool(required) and f2p + p2p == len(required)

@@ -22,6 +22,7 @@ import secrets
 import sys
 import types
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,20 +35,26 @@ for _name in default_plugins:
 _WATCHED_PREFIXES = ("_pytest", "pytest", "pluggy", "unittest")
 _WATCHED_MODULES = ("builtins", "os", "json", "json.encoder", "operator", "io")
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
+_UNUSED_PLUGINS = (
+    *(
+        "terminal",
+        "assertion",
+        "cacheprovider",
+        "doctest",
+        "junitxml",
+        "pastebin",
+        "stepwise",
+        "faulthandler",
+    ),
+    *("debugging", "setuponly", "setupplan", "threadexception", "unraisableexception", "legacypath"),
+)
 _ARGUMENTS = (
     "--noconftest",
     "--import-mode=importlib",
     "--capture=no",
     "--continue-on-collection-errors",
-    *(
-        word
-        for plugin in (
-            "terminal", "assertion", "cacheprovider", "doctest", "junitxml", "pastebin", "stepwise", "faulthandler", "debugging", "setuponly",
-            "setupplan", "terminalprogress", "threadexception", "unraisableexception", "helpconfig_cli", "legacypath",
-        )
-        for word in ("-p", f"no:{plugin}")
-    ),
-)  # fmt: skip
+    *(word for plugin in _UNUSED_PLUGINS for word in ("-p", f"no:{plugin}")),
+)
 
 _write, _exit, _dumps = os.write, os._exit, json.dumps
 
@@ -95,7 +102,9 @@ def _changes() -> list[str]:
 class Recorder:
     """The plugin that orders the tests, records every outcome once, and cross-checks reports with exceptions."""
 
-    def __init__(self, prefix: str, canaries: list[str], required: list[str] | None, stop_early: bool) -> None:
+    def __init__(
+        self, prefix: str, canaries: list[str], required: list[str] | None, stop_early: bool
+    ) -> None:
         self.prefix, self.required, self.stop_early = prefix, required, stop_early
         self.canary_ids = [f"{name}.py::{name}" for name in canaries]
         self.results: dict[str, str] = {}
@@ -109,7 +118,7 @@ class Recorder:
         return nodeid.removeprefix(self.prefix)
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        collector.repr_failure = _no_traceback  # type: ignore[method-assign, assignment]
+        collector.repr_failure = _no_traceback  # type: ignore[method-assign]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -183,17 +192,16 @@ def _outcome(report: pytest.TestReport) -> str:
     return "failed" if report.when == "call" else "error"
 
 
-def _lay_out(request: dict[str, Any]) -> str:
+def _lay_out(request: dict[str, Any]) -> Path:
     """Write the tests and the canaries to a new folder; returns it."""
-    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"h{secrets.token_hex(8)}")
+    folder = Path(os.environ.get("TMPDIR", "/tmp"), f"h{secrets.token_hex(8)}")
     files = dict(request["tests"])
     for name in request["canaries"]:
         files[f"{name}.py"] = f"def {name}():\n    assert {name!r} == ''\n"
     for path, text in files.items():
-        target = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "wb") as file:
-            file.write(text.encode("latin-1"))
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.encode("latin-1"))
     return folder
 
 
@@ -212,15 +220,15 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.read())
     private = _private_stdout()
     folder = _lay_out(request)
-    prefix = os.path.basename(folder) + "/"
-    canaries = request["canaries"]
-    recorder = Recorder(prefix, canaries, request["required"], request["stop_early"])
+    first, last = request["canaries"]
+    recorder = Recorder(f"{folder.name}/", request["canaries"], request["required"], request["stop_early"])
     # Behind the standard library: a tree must not stand in for it. The tests may import helpers next to them.
-    sys.path += [os.getcwd(), folder]
-    tests = sorted({p for p in request["tests"] if p.endswith(".py")})
-    files = [os.path.join(folder, p) for p in (f"{canaries[0]}.py", *_selected(tests, request), f"{canaries[1]}.py")]
+    sys.path += [str(Path.cwd()), str(folder)]
+    files = [str(folder / path) for path in (f"{first}.py", *_selected(request), f"{last}.py")]
     gc.disable()  # a short life, and the parent's heap stays shared
-    code = int(pytest.main([*_ARGUMENTS, "-c", "/dev/null", f"--rootdir={os.path.dirname(folder)}", *files], [recorder]))
+    code = int(
+        pytest.main([*_ARGUMENTS, "-c", "/dev/null", f"--rootdir={folder.parent}", *files], [recorder])
+    )
     report = {
         "nonce": request["nonce"],
         "results": [r for r in recorder.results.items() if r[0] not in recorder.canary_ids],
@@ -233,12 +241,12 @@ def main() -> int:
     _exit(code)
 
 
-def _selected(tests: list[str], request: dict[str, Any]) -> list[str]:
+def _selected(request: dict[str, Any]) -> list[str]:
     """Test files to collect: those that hold a required test, or all that look like one."""
+    tests = {path for path in request["tests"] if path.endswith(".py")}
     if request["required"] is not None:
-        return sorted({node.split("::")[0] for node in request["required"]} & set(tests))
-    names = [(p, os.path.basename(p)) for p in tests]
-    return [p for p, name in names if name.startswith("test_") or name.endswith("_test.py")]
+        return sorted({node.split("::")[0] for node in request["required"]} & tests)
+    return sorted(p for p in tests if Path(p).name.startswith("test_") or p.endswith("_test.py"))
 
 
 if __name__ == "__main__":

@@ -112,13 +112,17 @@ class BubblewrapSandbox:
                     reply, data = await receive_frame(self._sock, max_blob)
             except TimeoutError as error:
                 self._kill()
-                raise InfrastructureError("sandbox_silent", f"no answer to {head['op']} in {timeout:.0f} s") from error
+                raise InfrastructureError(
+                    "sandbox_silent", f"no answer to {head['op']} in {timeout:.0f} s"
+                ) from error
             except BaseException:
                 # Cancelled or broken in the middle of a frame: the connection is of no more use.
                 self._kill()
                 raise
         if not reply.get("ok"):
-            raise InfrastructureError(str(reply.get("reason", "sandbox_protocol")), str(reply.get("detail", "")))
+            raise InfrastructureError(
+                str(reply.get("reason", "sandbox_protocol")), str(reply.get("detail", ""))
+            )
         return reply, data
 
     def _kill(self) -> None:
@@ -134,11 +138,16 @@ class _Guest:
 
     def __init__(self, argv: list[str], kind: socket.SocketKind) -> None:
         self.sock, inner = socket.socketpair(socket.AF_UNIX, kind)
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with inner:
             # An own session: Ctrl-C on the terminal is for the trainer, which then ends its sandboxes in order.
             self.process = subprocess.Popen(
-                argv, stdin=inner, stdout=subprocess.DEVNULL, stderr=self._errors, env={}, start_new_session=True
+                argv,
+                stdin=inner.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env={},
+                start_new_session=True,
             )
         self.sock.setblocking(False)
 
@@ -243,7 +252,9 @@ class BubblewrapProvider:
             if guest is not None:
                 self._dispose(guest)
             if isinstance(error, TimeoutError):
-                raise InfrastructureError("sandbox_start", f"not ready in {self._start_timeout:.0f} s") from error
+                raise InfrastructureError(
+                    "sandbox_start", f"not ready in {self._start_timeout:.0f} s"
+                ) from error
             if isinstance(error, InfrastructureError) and message:
                 raise InfrastructureError("sandbox_start", message) from error
             raise
@@ -306,7 +317,9 @@ class BubblewrapProvider:
                     except BlockingIOError:
                         if time.monotonic() > deadline:
                             ours.close()
-                            raise InfrastructureError("sandbox_start", "the sandbox server does not answer") from None
+                            raise InfrastructureError(
+                                "sandbox_start", "the sandbox server does not answer"
+                            ) from None
                         await asyncio.sleep(0.005)
                     except OSError as error:
                         ours.close()

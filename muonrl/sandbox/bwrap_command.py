@@ -19,7 +19,17 @@ SITE = "/opt/site"
 GUEST = "/opt/muonrl"
 _PYTHON_ELSEWHERE = "/opt/python"
 _CAP_SYS_ADMIN = 21
-_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli")
+_PACKAGES = (
+    "pytest",
+    "_pytest",
+    "py",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pygments",
+    "exceptiongroup",
+    "tomli",
+)
 _PRELOAD = ("pytest", "tempfile", "subprocess")
 
 
@@ -41,7 +51,9 @@ def find_bwrap() -> str:
     """The bubblewrap executable, or SandboxUnavailable naming the package."""
     path = shutil.which("bwrap")
     if path is None:
-        raise SandboxUnavailable("bubblewrap is missing: install the package `bubblewrap` (it provides `bwrap`)")
+        raise SandboxUnavailable(
+            "bubblewrap is missing: install the package `bubblewrap` (it provides `bwrap`)"
+        )
     return path
 
 
@@ -149,7 +161,9 @@ def _python() -> list[str]:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             if name == "pytest":
-                raise SandboxUnavailable("pytest is missing: install the package `pytest`, the grader runs it")
+                raise SandboxUnavailable(
+                    "pytest is missing: install the package `pytest`, the grader runs it"
+                )
             continue
         origin = Path(spec.origin)
         source = origin.parent if origin.name == "__init__.py" else origin

@@ -23,12 +23,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import guest_files  # noqa: E402
-import guest_namespace  # noqa: E402
+if TYPE_CHECKING:
+    from muonrl.sandbox import guest_files, guest_namespace
+else:
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import guest_files
+    import guest_namespace
 
 _HEADER = struct.Struct("!II")
 _CONTROL_FD = 3
@@ -70,7 +74,9 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 class Command:
     """One running child: feeds it, reads it within its limits, and leaves no process behind."""
 
-    def __init__(self, sock: socket.socket, limits: dict[str, int], stdin: bytes, timeout: float, max_bytes: int) -> None:
+    def __init__(
+        self, sock: socket.socket, limits: dict[str, int], stdin: bytes, timeout: float, max_bytes: int
+    ) -> None:
         self.sock, self.limits, self.stdin = sock, limits, stdin
         self.timeout, self.max_bytes = timeout, max_bytes
         self.streams: dict[int, list[bytes]] = {}
@@ -116,7 +122,7 @@ class Command:
             os.closerange(3, 1024)
             guest_namespace.limit_resources(self.limits, math.ceil(self.timeout) + 5)
             rc = body()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is must reach the caller, never the code after the fork
             os.write(2, traceback.format_exc(limit=-4).encode("utf-8", "backslashreplace"))
         finally:
             os._exit(rc)
@@ -189,7 +195,7 @@ class Lease:
                 send(self.sock, reply, data)
         except Lost:
             os._exit(0)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a sandbox that is out of order must end
             os._exit(70)
 
     def _own_cpu(self) -> float:
@@ -215,7 +221,11 @@ class Lease:
 
     def _op_snapshot(self, head: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         mib = 1 << 20
-        caps = (self.limits["snapshot_mb"] * mib, self.limits["snapshot_file_mb"] * mib, self.limits["snapshot_files"])
+        caps = (
+            self.limits["snapshot_mb"] * mib,
+            self.limits["snapshot_file_mb"] * mib,
+            self.limits["snapshot_files"],
+        )
         files = list(guest_files.read_tree(head["root"], *caps))
         return {"files": [[p, len(d)] for p, d in files]}, b"".join(d for _, d in files)
 
@@ -253,7 +263,9 @@ class Lease:
 class Server:
     """The warm interpreter: one fork per sandbox."""
 
-    def __init__(self, control: socket.socket, config: dict[str, Any], scripts: dict[str, ModuleType]) -> None:
+    def __init__(
+        self, control: socket.socket, config: dict[str, Any], scripts: dict[str, ModuleType]
+    ) -> None:
         self.control, self.config, self.scripts = control, config, scripts
 
     def serve(self) -> None:

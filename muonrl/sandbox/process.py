@@ -111,7 +111,9 @@ class ProcessSandbox:
         assert process.stdin and process.stdout and process.stderr
         out, err = _Sink(max_bytes), _Sink(max_bytes)
         readers = [asyncio.ensure_future(_feed(process.stdin, stdin))]
-        readers += [asyncio.ensure_future(s.drain(p)) for s, p in ((out, process.stdout), (err, process.stderr))]
+        readers += [
+            asyncio.ensure_future(s.drain(p)) for s, p in ((out, process.stdout), (err, process.stderr))
+        ]
         timed_out = False
         try:
             async with asyncio.timeout(timeout):
@@ -130,7 +132,11 @@ class ProcessSandbox:
             process._transport.close()  # type: ignore[attr-defined]  # closes pipes that a stranger still holds
         code = process.returncode or 0
         return ExecResult(
-            bytes(out.data), bytes(err.data), code if code >= 0 else 128 - code, timed_out, out.truncated or err.truncated
+            bytes(out.data),
+            bytes(err.data),
+            code if code >= 0 else 128 - code,
+            timed_out,
+            out.truncated or err.truncated,
         )
 
 
