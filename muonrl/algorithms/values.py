@@ -152,8 +152,9 @@ class ValueTracker(ABC):
         cumulative = np.cumsum(self.sampling_weights())
         if cumulative[-1] == 0.0:
             return None
-        # side="right" steps over tasks of weight 0, which repeat the cumulative sum before them.
-        return self.task_ids[int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))]
+        # Rounding must not reach the very end; side="right" steps over tasks of weight 0, which repeat the sum before them.
+        target = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
+        return self.task_ids[int(np.searchsorted(cumulative, target, side="right"))]
 
     def n_eff(self, task_id: str | None = None) -> float:
         """The effective number of outcomes, alpha + beta: of one task, or the mean over tasks."""

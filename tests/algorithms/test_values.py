@@ -88,8 +88,10 @@ def test_an_outcome_k_policies_old_weighs_rho_to_the_k(k):
     assert tracker.n_eff("a") == pytest.approx(alpha + beta, rel=1e-12)
 
 
+# Powers of 7/8 are exact in double precision up to about the 18th: only longer histories could show an order of summation.
+LAST = 40
 histories = st.lists(
-    st.tuples(st.sampled_from(TASKS), st.integers(0, 6), st.integers(0, 1)), min_size=1, max_size=20
+    st.tuples(st.sampled_from(TASKS), st.integers(0, LAST), st.integers(0, 1)), min_size=1, max_size=20
 )
 
 
@@ -99,7 +101,7 @@ def test_value_does_not_depend_on_the_order_of_arrival(history, data):
     trackers = []
     for order in (history, data.draw(st.permutations(history))):
         tracker = spp({"a": (1, 4)})
-        publish(tracker, 6)
+        publish(tracker, LAST)
         for task, step, reward in order:
             tracker.adopt(task, PolicyId(0, step), 0.5)
             tracker.observe(task, reward)
@@ -114,17 +116,17 @@ def test_value_does_not_depend_on_the_order_of_arrival(history, data):
 @given(history=histories)
 def test_value_is_the_discounted_sum_of_the_definition(history):
     tracker = spp()
-    publish(tracker, 6)
+    publish(tracker, LAST)
     for task, step, reward in history:
         tracker.adopt(task, PolicyId(0, step), 0.5)
         tracker.observe(task, reward)
     unit = -math.log(0.875)
     for task in TASKS:
-        alpha = beta = 0.5 * math.exp(-6 * unit)
+        alpha = beta = 0.5 * math.exp(-LAST * unit)
         for name, step, reward in history:
             if name == task:
-                alpha += math.exp(-(6 - step) * unit) * reward
-                beta += math.exp(-(6 - step) * unit) * (1 - reward)
+                alpha += math.exp(-(LAST - step) * unit) * reward
+                beta += math.exp(-(LAST - step) * unit) * (1 - reward)
         assert tracker.value(task) == pytest.approx(alpha / (alpha + beta), rel=1e-9)
 
 
@@ -168,9 +170,9 @@ def test_sampling_weights_and_choice():
     assert tracker.sampling_weights()[1] == 0.0
     w = tracker.sampling_weights()
     edge = w[0] / w.sum()
-    assert [tracker.choose(u) for u in (0.0, edge - 1e-9, edge + 1e-9, 1 - 1e-12)] == ["a", "a", "c", "c"]
+    assert [tracker.choose(u) for u in (0.0, edge - 1e-9, edge + 1e-9, 1 - 2**-53)] == ["a", "a", "c", "c"]
     tracker.dispatch("a")
-    assert {tracker.choose(u) for u in (0.0, 0.5, 0.99)} == {"c"}
+    assert {tracker.choose(u) for u in (0.0, 0.5, 1.0)} == {"c"}
     tracker.dispatch("c")
     assert tracker.choose(0.5) is None
 
