@@ -15,8 +15,10 @@ from torch import Tensor
 
 __all__ = ["Gradients", "Head", "RowStats", "chunks", "statistics_dtype"]
 
-_CHUNK_BYTES = 32 << 20
-_CHUNK_ROWS = 8192
+_CPU_CHUNK = (1 << 20, 256, 8192)
+"""Bytes of a chunk of logits and bounds on its rows: on a CPU it should stay in the cache between its passes."""
+_GPU_CHUNK = (1 << 30, 2048, 8192)
+"""The same where large products matter and memory is the limit."""
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
@@ -24,14 +26,15 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def chunks(rows: int, columns: int, chunk_rows: int | None) -> list[slice]:
-    """Slices over rows: of `chunk_rows`, or as many as keep a chunk of fp32 logits [C, columns] within 32 MiB, at most 8192.
+def chunks(rows: int, columns: int, chunk_rows: int | None, device: torch.device) -> list[slice]:
+    """Slices of nearly equal size over rows: of at most `chunk_rows`, or of what suits fp32 logits [C, columns] on `device`.
 
-    The chunks are of nearly equal size. No rows give no chunk.
+    No rows give no chunk.
     """
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows must be >= 1, got {chunk_rows}")
-    largest = chunk_rows or max(16, min(_CHUNK_ROWS, _CHUNK_BYTES // (4 * max(1, columns))))
+    budget, fewest, most = _CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK
+    largest = chunk_rows or min(most, max(fewest, budget // (4 * columns)))
     count = -(-rows // largest)
     size = -(-rows // max(1, count))
     return [slice(lo, min(lo + size, rows)) for lo in range(0, rows, max(1, size))]
@@ -107,6 +110,10 @@ class Head:
         if not isinstance(t, Tensor) or t.ndim == 0:
             return self
         return Head(self.weight, self.bias, t[index], self.softcap, self.logit_scale)
+
+    def chunks(self, rows: int, chunk_rows: int | None) -> list[slice]:
+        """How to cut `rows` rows into chunks; see :func:`chunks`."""
+        return chunks(rows, self.weight.shape[0], chunk_rows, self.weight.device)
 
     def _column_temperature(self, dtype: torch.dtype) -> float | Tensor:
         t = self.temperature

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from muonrl_kernels.backend import resolve
-from muonrl_kernels.linear_head import Gradients, Head, RowStats, chunks, statistics_dtype
+from muonrl_kernels.linear_head import Gradients, Head, RowStats, statistics_dtype
 from muonrl_kernels.metrics import LossMetrics
 from muonrl_kernels.options import LossKeywords, LossOptions
 from muonrl_kernels.policy_loss import Terms, evaluate, finish
@@ -62,7 +62,7 @@ class _LinearLogprob(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = statistics_dtype(hidden)
         outputs = torch.zeros(3, hidden.shape[0], dtype=kind, device=hidden.device)
-        for part in chunks(hidden.shape[0], head.weight.shape[0], rows):
+        for part in head.chunks(hidden.shape[0], rows):
             s = head.take(part).stats(hidden[part], targets[part])
             for row, values in zip(outputs, (s.logp, s.entropy, s.lse), strict=True):
                 row[part] = values
@@ -78,7 +78,7 @@ class _LinearLogprob(torch.autograd.Function):
         grads = Gradients.zeros(hidden, weight, bias, ctx.needs_input_grad[:3])
         used = ((d_logp != 0) | (d_entropy != 0) | (d_lse != 0)).nonzero().squeeze(1)
         with_entropy = bool((d_entropy != 0).any())
-        for part in chunks(used.numel(), ctx.head.weight.shape[0], ctx.rows):
+        for part in ctx.head.chunks(used.numel(), ctx.rows):
             index = used[part]
             head, h, y = ctx.head.take(index), hidden[index], targets[index]
             slope = d_entropy[index] if with_entropy else None
@@ -113,7 +113,7 @@ def linear_logprob(
         softcap: logits become softcap tanh(logits / softcap).
         logit_scale: factor on the logits before the softcap.
         vocab_size: columns from here on are padding and are left out.
-        chunk_rows: rows of logits that exist at once; None goes by a memory budget of 32 MiB.
+        chunk_rows: rows of logits that exist at once; None lets the device decide (256 to 8192).
         backend: "auto", "triton" or "torch".
 
     Returns:
@@ -151,7 +151,7 @@ class _Pass:
     chunk_rows: int | None
 
     def parts(self) -> list[slice]:
-        return chunks(self.index.numel(), self.head.weight.shape[0], self.chunk_rows)
+        return self.head.chunks(self.index.numel(), self.chunk_rows)
 
     def stats(self, part: slice) -> tuple[Head, Tensor, RowStats]:
         """Head, hidden rows and statistics of one chunk."""

@@ -229,11 +229,7 @@ class Muon(torch.optim.Optimizer):
             if cast(Tensor, p.grad).is_sparse:
                 raise RuntimeError("Muon does not support sparse gradients")
         filled = [p for p in params if p.numel()]
-        if not filled:
-            return []
-        peaks = torch._foreach_norm([cast(Tensor, p.grad) for p in filled], math.inf)
-        # One small read back; on the CPU it costs nothing.
-        finite = torch.stack([peak.float() for peak in peaks]).isfinite().tolist()
+        finite = _finite([cast(Tensor, p.grad) for p in filled])
         self.skipped += len(filled) - sum(finite)
         return [p for p, good in zip(filled, finite, strict=True) if good]
 
@@ -298,6 +294,17 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def _finite(grads: list[Tensor]) -> list[bool]:
+    """Whether each gradient is finite throughout; one small read back, which is free on the CPU.
+
+    A finite sum of squares proves it; only where that overflows is every entry looked at.
+    """
+    if not grads:
+        return []
+    proven = torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).isfinite().tolist()
+    return [good or bool(g.isfinite().all()) for good, g in zip(proven, grads, strict=True)]
 
 
 def _group_schedule(group: Mapping[str, Any]) -> Schedule:

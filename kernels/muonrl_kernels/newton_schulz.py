@@ -174,7 +174,9 @@ def _scale_to_unit(x: Tensor, eps: float) -> Tensor:
     """
     if x.numel() == 0:
         return x
-    exponent = torch.frexp(x.abs().amax((1, 2), keepdim=True)).exponent
+    flat = x.flatten(1)
+    peak = torch.maximum(flat.amax(1), flat.amin(1).neg()).reshape(-1, 1, 1)
+    exponent = torch.frexp(peak).exponent
     half = exponent // 2  # two exact factors: one alone can leave the exponent range of the dtype
     one = x.new_ones(exponent.shape)
     x.mul_(torch.ldexp(one, -half)).mul_(torch.ldexp(one, half - exponent))
