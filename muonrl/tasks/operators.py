@@ -60,7 +60,7 @@ class _Source:
     """The lines of one function's file with what the operators ask about them."""
 
     def __init__(self, text: str, function: FunctionNode) -> None:
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")
         self.function = function
         self.loop_names = {
             node.target.id
@@ -211,7 +211,8 @@ def _is_step(node: ast.expr) -> bool:
 
 def _is_steppable(src: _Source, node: ast.expr, index: bool) -> bool:
     if isinstance(node, ast.BinOp):
-        return isinstance(node.op, _ARITHMETIC) and not _is_step(node)
+        text = _is_text(node.left) or _is_text(node.right)
+        return isinstance(node.op, _ARITHMETIC) and not text and not _is_step(node)
     if index:
         return isinstance(node, ast.Name) and node.id in src.loop_names
     return isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
@@ -227,9 +228,8 @@ def _bounds(node: ast.AST) -> Iterator[tuple[ast.expr, bool, str]]:
         for bound in (node.lower, node.upper):
             if bound is not None:
                 yield bound, False, "+-"
-    elif isinstance(node, ast.Return) and isinstance(node.value, ast.BinOp):  # noqa: SIM102 - one shape a branch
-        if isinstance(node.value.op, ast.Add | ast.Sub):
-            yield node.value, True, "+"
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield node.value, True, "+"
 
 
 def _step_added_or_dropped(src: _Source, node: ast.AST) -> Iterator[_Change]:
@@ -326,7 +326,7 @@ def candidate_edits(source: str, function: str) -> list[Edit]:
     if node is None:
         raise TaskError(f"the source has no function {function!r}")
     src = _Source(source, node)
-    lines = source.splitlines(keepends=True)
+    lines = source.split("\n")
     edits: dict[str, Edit] = {}
     for part in _walk(node.body):
         for operator, apply in OPERATORS.items():
@@ -335,7 +335,7 @@ def candidate_edits(source: str, function: str) -> list[Edit]:
                 if not old.isascii():  # columns of the tree count bytes
                     continue
                 new = old[: change.start] + change.text + old[change.end :]
-                text = "".join([*lines[: change.line - 1], new, *lines[change.line :]])
+                text = "\n".join([*lines[: change.line - 1], new, *lines[change.line :]])
                 if text != source and text not in edits and _parses(text):
                     edits[text] = Edit(change.line, old.strip(), new.strip(), operator, text)
     return sorted(edits.values(), key=lambda edit: edit.line)

@@ -112,13 +112,21 @@ def _run_calls(job: dict[str, Any]) -> dict[str, Any]:
     return {"results": results}
 
 
+def _enter(root: Path) -> None:
+    """Make ``root`` the first place to import from, also for names that pytest itself has imported."""
+    os.chdir(root)
+    sys.path.insert(0, str(root))
+    own = {path.stem for path in root.iterdir()}
+    for name in [name for name in sys.modules if name.split(".")[0] in own]:
+        del sys.modules[name]
+
+
 def _child(job: dict[str, Any], answer: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.chdir(job["root"])
-    sys.path.insert(0, job["root"])
+    _enter(Path(job["root"]))
     run = _run_suite if job["kind"] == "suite" else _run_calls
     data = json.dumps(run(job)).encode()
     while data:
