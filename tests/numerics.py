@@ -22,7 +22,9 @@ def relative_error(x: Tensor, truth: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def assert_as_good_as(x: Tensor, eager: Tensor, truth: Tensor, *, what: str = "result", factor: float = FACTOR) -> None:
+def assert_as_good_as(
+    x: Tensor, eager: Tensor, truth: Tensor, *, what: str = "result", factor: float = FACTOR
+) -> None:
     """Assert the rule; the epsilon is four units in the last place of x's dtype, relative to the truth."""
     epsilon = EPSILON_ULPS * torch.finfo(x.dtype).eps
     assert epsilon < 0.1
@@ -32,5 +34,7 @@ def assert_as_good_as(x: Tensor, eager: Tensor, truth: Tensor, *, what: str = "r
 
 def assert_exactly(x: Tensor, y: Tensor, what: str = "result") -> None:
     """Assert equality to the last bit, NaN included."""
-    assert x.dtype == y.dtype and x.shape == y.shape, f"{what}: {x.dtype}{tuple(x.shape)}, {y.dtype}{tuple(y.shape)}"
+    assert x.dtype == y.dtype and x.shape == y.shape, (
+        f"{what}: {x.dtype}{tuple(x.shape)}, {y.dtype}{tuple(y.shape)}"
+    )
     assert torch.equal(x.nan_to_num(123.0), y.nan_to_num(123.0)), f"{what} differs"

