@@ -72,9 +72,12 @@ pip_install() {
 # where that cannot be reached, pip's own configuration (a mirror, a folder of wheels) is asked for the same version.
 install_torch() {
     pin=$(grep '^torch==' constraints.txt)
-    if "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '${pin#torch==}')" 2>/dev/null; then
-        return
-    fi
+    installed=$("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || installed=
+    case "$build torch==$installed" in
+        "cpu $pin+cpu" | "cuda $pin" | "cuda $pin+cu"*) return ;;
+    esac
+    # To pip, the other build of the same version would do.
+    [ -z "$installed" ] || "$venv/bin/python" -m pip uninstall -q -y torch
     if [ "$build" = cpu ]; then
         pip_install --no-deps --timeout 10 --retries 0 --index-url "$cpu_index" "$pin" && return
         echo "the index of CPU builds did not answer; trying pip's own configuration"
@@ -82,7 +85,18 @@ install_torch() {
     pip_install -c "$pins" "$pin"
 }
 
+# A CUDA build of torch asks for one exact triton of its own, so the pin of triton goes where torch has such a wish.
+choose_pins() {
+    if "$venv/bin/python" -c 'import importlib.metadata as m, sys
+sys.exit(not any(need.startswith("triton") for need in m.requires("torch") or ()))'; then
+        echo "torch brings its own triton"
+    else
+        cp constraints.txt "$pins"
+    fi
+}
+
 install_project() {
+    choose_pins
     # Build tools come from the pins as well (no isolated build), hence before the project itself.
     pip_install -c "$pins" -r "$venv/dev-requirements.txt"
     pip_install -c "$pins" --no-build-isolation -e '.[rl]'
@@ -131,8 +145,7 @@ rm -f "$stamp"
 
 stage "environment in $venv ($("$python" --version))" make_venv
 pins=$venv/constraints.txt
-# A CUDA build of torch asks for one exact triton of its own.
-if [ "$build" = cuda ]; then grep -v '^triton==' constraints.txt >"$pins"; else cp constraints.txt "$pins"; fi
+grep -v '^triton==' constraints.txt >"$pins"
 "$venv/bin/python" -c '
 import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' >"$venv/dev-requirements.txt"

@@ -14,10 +14,12 @@ PYTHON = """#!/bin/sh
 # Stands in for Python: `-m venv DIR` puts a copy of this file there; `pip` writes down its arguments.
 case "$*" in
     *"-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; exit ;;
+    *"pip uninstall"*) echo "$*" >>"$JOURNAL"; exit ;;
     *"pip install"*) echo "$*" >>"$JOURNAL"
         case "$*" in $FAIL) echo "no such wheel"; exit 1 ;; esac
         if [ -n "$KILL" ]; then kill -9 $PPID; fi; exit ;;
-    *importlib.metadata*) exit 1 ;;
+    *m.version*) echo "$INSTALLED"; [ -n "$INSTALLED" ]; exit ;;
+    *m.requires*) [ -n "$NEEDS_TRITON" ]; exit ;;
     *tomllib*) echo ruff; exit ;;
     *version_info*) [ -z "$OLD" ]; exit ;;
     *"ensurepip, venv"*) [ -z "$NO_VENV" ]; exit ;;
@@ -84,13 +86,23 @@ def test_a_gpu_machine_gets_the_cuda_build_and_the_triton_that_it_asks_for(clone
     smi = clone.parent / "tools" / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'GPU 0: an accelerator'\n")
     smi.chmod(0o755)
-    assert _set_up(clone).returncode == 0
-    assert "/whl/cpu" not in _installs(clone)[0]
+    assert _set_up(clone, NEEDS_TRITON="yes").returncode == 0
+    torch = _installs(clone)[0]
+    assert "/whl/cpu" not in torch and "--no-deps" not in torch
     pins = (clone / ".venv" / "constraints.txt").read_text()
     assert "torch==2.13.0" in pins and "triton==" not in pins
-    assert _set_up(clone, MUONRL_TORCH="cpu").returncode == 0
-    assert "/whl/cpu" in _installs(clone)[0]
+
+
+def test_the_other_build_of_torch_is_replaced_and_the_right_one_kept(clone):
+    assert _set_up(clone, INSTALLED="2.13.0", MUONRL_TORCH="cpu").returncode == 0
+    assert "uninstall" in (calls := _installs(clone))[0] and "/whl/cpu" in calls[1]
     assert "triton==" in (clone / ".venv" / "constraints.txt").read_text()
+    assert _set_up(clone, INSTALLED="2.13.0+cpu", MUONRL_TORCH="cuda").returncode == 0
+    assert "uninstall" in (calls := _installs(clone))[0] and calls[1].endswith(" torch==2.13.0")
+    for build, installed in (("cpu", "2.13.0+cpu"), ("cuda", "2.13.0+cu130"), ("cuda", "2.13.0")):
+        (clone / ".venv" / ".muonrl-ready").unlink()
+        assert _set_up(clone, INSTALLED=installed, MUONRL_TORCH=build).returncode == 0
+        assert len(_installs(clone)) == 2
 
 
 def test_a_second_call_does_nothing_until_the_needs_change(clone):
