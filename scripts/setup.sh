@@ -31,6 +31,7 @@ stage() {
     else
         printf 'failed\n'
         tail -n 15 "$log" >&2
+        rm -f "$unfinished" # pip undoes what it could not finish, so the environment is still one to build on
         fail "$name failed; the whole output is in $log"
     fi
 }
@@ -60,8 +61,7 @@ torch_build() {
 make_venv() {
     mkdir -p "$venv"
     : >"$unfinished"
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip --version
+    "$venv/bin/python" -m pip --version || "$python" -m venv "$venv"
 }
 
 pip_install() {
