@@ -80,12 +80,15 @@ class BubblewrapSandbox:
 
     async def close(self) -> None:
         """End the sandbox and wait until it is gone (5 s at most; its provider's end ends it in any case)."""
+        if self._lock.locked():
+            self._kill()
+            async with self._lock:  # the request that was running has failed by now
+                return
         sock, self._sock = self._sock, None
-        if sock is None:
-            return
-        self._on_end()
-        with sock:
-            await wait_end(sock, 5.0)
+        if sock is not None:
+            self._on_end()
+            with sock:
+                await wait_end(sock, 5.0)
 
     async def _run(self, head: dict[str, Any], blob: bytes, timeout: float, max_bytes: int) -> ExecResult:
         head = head | {"timeout": timeout, "max_bytes": max_bytes}
@@ -104,33 +107,38 @@ class BubblewrapSandbox:
         self, head: dict[str, Any], blob: bytes, timeout: float, max_blob: int
     ) -> tuple[dict[str, Any], bytes]:
         async with self._lock:
-            if self._sock is None:
+            sock = self._sock
+            if sock is None:
                 raise InfrastructureError("sandbox_closed", f"{head['op']} on a closed sandbox")
             try:
                 async with asyncio.timeout(timeout):
-                    await send_frame(self._sock, head, blob)
-                    reply, data = await receive_frame(self._sock, max_blob)
-            except TimeoutError as error:
-                self._kill()
-                raise InfrastructureError(
-                    "sandbox_silent", f"no answer to {head['op']} in {timeout:.0f} s"
-                ) from error
-            except BaseException:
+                    await send_frame(sock, head, blob)
+                    reply, data = await receive_frame(sock, max_blob)
+            except BaseException as error:
                 # Cancelled or broken in the middle of a frame: the connection is of no more use.
                 self._kill()
+                sock.close()
+                if isinstance(error, TimeoutError):
+                    detail = f"no answer to {head['op']} in {timeout:.0f} s"
+                    raise InfrastructureError("sandbox_silent", detail) from error
                 raise
         if not reply.get("ok"):
-            raise InfrastructureError(
-                str(reply.get("reason", "sandbox_protocol")), str(reply.get("detail", ""))
-            )
+            reason = str(reply.get("reason", "sandbox_protocol"))
+            raise InfrastructureError(reason, str(reply.get("detail", "")))
         return reply, data
 
     def _kill(self) -> None:
-        """Hang up: the sandbox's first process ends at once, and with it all the others."""
+        """Hang up: the sandbox's first process ends at once, and with it all the others.
+
+        A request that is running sees the end of the stream and closes the socket itself.
+        """
         sock, self._sock = self._sock, None
         if sock is not None:
-            sock.close()
             self._on_end()
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            if not self._lock.locked():
+                sock.close()
 
 
 class _Guest:
@@ -155,15 +163,31 @@ class _Guest:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def errors(self) -> str:
-        """The last line that bubblewrap or the guest wrote on stderr."""
+    @property
+    def serving(self) -> bool:
+        """False as soon as a server has closed its end, which it does a little before its process is gone."""
+        try:
+            return self.alive and self.sock.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    async def last_words(self) -> str:
+        """If it has ended or does so within half a second: the last line on its stderr; else nothing."""
+        deadline = time.monotonic() + 0.5
+        while self.alive and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        if self.alive or self._errors.closed:
+            return ""
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "no message"
 
     async def end(self) -> None:
-        """Hang up, wait, kill if need be, reap."""
-        self.sock.close()
+        """Hang up, wait, kill if need be, reap. The socket stays open for whoever is reading from it."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + 2.0
         try:
             while self.alive and time.monotonic() < deadline:
@@ -228,37 +252,45 @@ class BubblewrapProvider:
         """A new, empty sandbox; InfrastructureError if it could not be started."""
         await self._room.acquire()
         begin = time.monotonic()
-        sock: socket.socket | None = None
-        guest: _Guest | None = None
         try:
-            if self._closed:
-                raise InfrastructureError("sandbox_closed", "the provider is closed")
-            if self.mode == "cold":
-                guest = self._start_guest(single=True)
-                sock = guest.sock
-            else:
-                sock = await self._fork()
+            sock, guest = await self._open()
+        except BaseException:
+            self._room.release()
+            self.stats.failed += 1
+            raise
+        return self._register(sock, guest, begin)
+
+    async def _open(self) -> tuple[socket.socket, _Guest | None]:
+        """The socket of a sandbox that has said that it is ready, and its own bubblewrap if it has one."""
+        if self._closed:
+            raise InfrastructureError("sandbox_closed", "the provider is closed")
+        own = self._start_guest(single=True) if self.mode == "cold" else None
+        sock = own.sock if own is not None else await self._fork()
+        parent = own or self._server
+        try:
             async with asyncio.timeout(self._start_timeout):
                 reply, _ = await receive_frame(sock, 0)
             if not reply.get("ok"):
                 raise InfrastructureError(str(reply.get("reason")), str(reply.get("detail")))
+        except InfrastructureError as error:
+            words = "" if parent is None else await parent.last_words()
+            self._abandon(sock, own)
+            if words:
+                raise InfrastructureError("sandbox_start", words) from error
+            raise
         except BaseException as error:
-            self._room.release()
-            self.stats.failed += 1
-            if sock is not None:
-                sock.close()
-            failed = guest or (self._server if isinstance(error, InfrastructureError) else None)
-            message = failed.errors() if failed is not None and not failed.alive else ""
-            if guest is not None:
-                self._dispose(guest)
+            self._abandon(sock, own)
             if isinstance(error, TimeoutError):
                 raise InfrastructureError(
                     "sandbox_start", f"not ready in {self._start_timeout:.0f} s"
                 ) from error
-            if isinstance(error, InfrastructureError) and message:
-                raise InfrastructureError("sandbox_start", message) from error
             raise
-        return self._register(sock, guest, begin)
+        return sock, own
+
+    def _abandon(self, sock: socket.socket, guest: _Guest | None) -> None:
+        sock.close()
+        if guest is not None:
+            self._dispose(guest)
 
     async def close(self) -> None:
         """End all sandboxes and wait until no process of this provider is left."""
@@ -301,7 +333,7 @@ class BubblewrapProvider:
     async def _fork(self) -> socket.socket:
         """Ask the server, started anew if it has died, for one more sandbox; returns the host's end of its socket."""
         async with self._starting:
-            if self._server is not None and not self._server.alive:
+            if self._server is not None and not self._server.serving:
                 await self._end_server()
             if self._server is None:
                 self._server = self._start_guest(single=False)
@@ -329,14 +361,13 @@ class BubblewrapProvider:
         server, self._server = self._server, None
         if server is not None:
             self._guests.discard(server)
-            await server.end()
+            with server.sock:
+                await server.end()
 
     def _dispose(self, guest: _Guest) -> None:
         """End a bubblewrap in the background; :meth:`close` waits for it."""
         if guest in self._guests:
             self._guests.discard(guest)
-            with contextlib.suppress(OSError):
-                guest.sock.close()
             task = asyncio.ensure_future(guest.end())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)

@@ -335,7 +335,7 @@ def main(argv: list[str]) -> int:
     if config["uid"] is not None:
         for path in config["own"]:
             os.chmod(path, 0o777)
-        guest_namespace.become(config["uid"], signal.SIGKILL)
+        guest_namespace.become(config["uid"])
     os.environ.clear()
     os.environ.update(config["env"])
     try:

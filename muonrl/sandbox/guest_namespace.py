@@ -12,7 +12,7 @@ import struct
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 
@@ -30,14 +30,13 @@ def prctl(option: int, value: int = 0) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
-def become(uid: int, parent_death_signal: int) -> None:
-    """Leave root for ``uid`` for good, and ask again for what a change of user clears."""
+def become(uid: int) -> None:
+    """Leave root for ``uid`` for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     # A change of user makes /proc/self root's own, and the id maps below are written there.
     prctl(PR_SET_DUMPABLE, 1)
-    prctl(PR_SET_PDEATHSIG, parent_death_signal)
 
 
 def unshare_all() -> None:

@@ -7,11 +7,13 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from muonrl.errors import InfrastructureError, SandboxUnavailable
 from muonrl.sandbox.guest_files import read_tree, split_path, write_files
@@ -51,19 +53,30 @@ class ProcessSandbox:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "MUONRL_ROOT": str(self.root),
             } | dict(env or {})
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    cwd=self._inside(cwd),
-                    env=full_env,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as error:
-                return ExecResult(b"", f"cannot start {argv[0]}: {error}\n".encode(), 127, False, False)
-            return await self._finish(process, stdin, timeout, max_bytes)
+            with (
+                tempfile.TemporaryFile() as feed,
+                tempfile.TemporaryFile() as out,
+                tempfile.TemporaryFile() as err,
+            ):
+                feed.write(stdin)
+                feed.seek(0)
+                try:
+                    process = subprocess.Popen(
+                        list(argv),
+                        cwd=self._inside(cwd),
+                        env=full_env,
+                        stdin=feed,
+                        stdout=out,
+                        stderr=err,
+                        start_new_session=True,
+                    )
+                except (OSError, ValueError) as error:
+                    return ExecResult(b"", f"cannot start {argv[0]}: {error}\n".encode(), 127, False, False)
+                timed_out = await self._end(process, timeout)
+                streams = [_first(file, max_bytes) for file in (out, err)]
+        code = process.returncode
+        (stdout, cut_out), (stderr, cut_err) = streams
+        return ExecResult(stdout, stderr, code if code >= 0 else 128 - code, timed_out, cut_out or cut_err)
 
     async def call(
         self, script: str, payload: bytes, *, timeout: float = 30.0, max_bytes: int = 1_000_000
@@ -105,59 +118,34 @@ class ProcessSandbox:
         pure = PurePosixPath(path)
         return self.root / pure.relative_to(WORKDIR) if pure.is_relative_to(WORKDIR) else Path(path)
 
-    async def _finish(
-        self, process: asyncio.subprocess.Process, stdin: bytes, timeout: float, max_bytes: int
-    ) -> ExecResult:
-        assert process.stdin and process.stdout and process.stderr
-        out, err = _Sink(max_bytes), _Sink(max_bytes)
-        readers = [asyncio.ensure_future(_feed(process.stdin, stdin))]
-        readers += [
-            asyncio.ensure_future(s.drain(p)) for s, p in ((out, process.stdout), (err, process.stderr))
-        ]
-        timed_out = False
+    async def _end(self, process: subprocess.Popen[bytes], timeout: float) -> bool:
+        """Wait for the end, then kill what is left of the group; True if time ran out. Cancelled: kill and close."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        watch = os.pidfd_open(process.pid)
+        loop.add_reader(watch, ended.set)
         try:
             async with asyncio.timeout(timeout):
-                await process.wait()
+                await ended.wait()
         except TimeoutError:
-            timed_out = True
+            return True
+        except asyncio.CancelledError:
+            await self.close()
+            raise
         finally:
+            loop.remove_reader(watch)
+            os.close(watch)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            # A process that left the group may hold the pipes for ever: a short wait, then what is there counts.
-            _, pending = await asyncio.wait(readers, timeout=0.2)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-            process._transport.close()  # type: ignore[attr-defined]  # closes pipes that a stranger still holds
-        code = process.returncode or 0
-        return ExecResult(
-            bytes(out.data),
-            bytes(err.data),
-            code if code >= 0 else 128 - code,
-            timed_out,
-            out.truncated or err.truncated,
-        )
+            process.wait()
+        return False
 
 
-class _Sink:
-    """Keeps the first ``limit`` bytes of a stream and throws the rest away."""
-
-    def __init__(self, limit: int) -> None:
-        self.data, self.limit, self.truncated = bytearray(), limit, False
-
-    async def drain(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(1 << 16):
-            room = self.limit - len(self.data)
-            self.truncated |= len(chunk) > room
-            self.data += chunk[: max(room, 0)]
-
-
-async def _feed(pipe: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):
-        pipe.write(data)
-        await pipe.drain()
-    pipe.close()
+def _first(file: IO[bytes], limit: int) -> tuple[bytes, bool]:
+    """The first ``limit`` bytes of a file, and whether there are more."""
+    file.seek(0)
+    data = file.read(limit + 1)
+    return data[:limit], len(data) > limit
 
 
 class ProcessProvider:
