@@ -20,7 +20,8 @@ fail() {
     exit 2
 }
 
-# stage NAME COMMAND...: run a command with its output in the log, and say how long it took.
+# stage NAME COMMAND...: run a command with its output in the log, and say how long it took. Inside a condition the shell
+# does not stop at an error by itself, so the functions that run here hand a failure on.
 stage() {
     name=$1
     shift
@@ -96,24 +97,22 @@ sys.exit(not any(need.startswith("triton") for need in m.requires("torch") or ()
 }
 
 install_project() {
-    choose_pins
+    choose_pins || return
     # Build tools come from the pins as well (no isolated build), hence before the project itself.
-    pip_install -c "$pins" -r "$venv/dev-requirements.txt"
+    pip_install -c "$pins" -r "$venv/dev-requirements.txt" || return
     pip_install -c "$pins" --no-build-isolation -e '.[rl]'
 }
 
 install_bubblewrap() {
     command -v bwrap >/dev/null 2>&1 && return
-    if command -v apt-get >/dev/null 2>&1; then
-        if [ "$(id -u)" = 0 ]; then
-            stage 'bubblewrap (apt)' sh -c 'apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y bubblewrap'
-            return
-        elif sudo -n true 2>/dev/null; then
-            stage 'bubblewrap (sudo apt)' sudo -n sh -c 'apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y bubblewrap'
-            return
-        fi
+    become=
+    if [ "$(id -u)" != 0 ]; then become='sudo -n'; fi
+    if command -v apt-get >/dev/null 2>&1 && $become true 2>/dev/null; then
+        apt='apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -q -y bubblewrap'
+        # shellcheck disable=SC2086  # $become is a command and its option, or nothing
+        (stage 'bubblewrap' $become sh -c "$apt" 2>/dev/null) && return
     fi
-    echo "setup: bubblewrap is missing and cannot be installed from here; training needs it: sudo apt-get install bubblewrap" >&2
+    echo "setup: bubblewrap is missing and could not be installed; training needs it: sudo apt-get install bubblewrap" >&2
 }
 
 # ------------------------------------------------------------ run

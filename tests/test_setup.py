@@ -36,7 +36,21 @@ def clone(tmp_path):
         shutil.copy(ROOT / name, tmp_path / "clone" / name)
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("sh", "cat", "cksum", "cp", "date", "dirname", "grep", "id", "mkdir", "rm", "tail", "flock"):
+    for name in (
+        "sh",
+        "cat",
+        "cksum",
+        "cp",
+        "date",
+        "dirname",
+        "grep",
+        "id",
+        "mkdir",
+        "true",
+        "rm",
+        "tail",
+        "flock",
+    ):
         if shutil.which(name):
             (tools / name).symlink_to(shutil.which(name))
     for name, text in (("python3", PYTHON), ("bwrap", "#!/bin/sh\n")):
@@ -142,6 +156,8 @@ def test_an_environment_of_the_users_own_is_filled_not_removed(clone):
     [
         ({"OLD": "yes"}, "no Python 3.11 or newer found"),
         ({"NO_VENV": "yes"}, "apt-get install python3-venv"),
+        ({"FAIL": "*dev-req*"}, "muonrl and what it needs failed; the whole output is in .cache/setup.log"),
+        ({"FAIL": "*torch==*"}, "PyTorch, cpu build failed; the whole output is in .cache/setup.log"),
         ({"FAIL": "*rl]*"}, "muonrl and what it needs failed; the whole output is in .cache/setup.log"),
     ],
 )
@@ -168,3 +184,6 @@ def test_without_bubblewrap_the_package_is_named_or_installed(clone):
     _installs(clone)
     assert _set_up(clone).returncode == 0
     assert _installs(clone) == ["apt update -q", "apt install -q -y bubblewrap"]
+    apt.write_text("#!/bin/sh\nexit 100\n")
+    result = _set_up(clone)
+    assert result.returncode == 0 and "sudo apt-get install bubblewrap" in result.stderr
