@@ -145,6 +145,7 @@ class _Guest:
     """A running bubblewrap with the host's end of the socket that is its descriptor 0."""
 
     def __init__(self, argv: list[str], kind: socket.SocketKind) -> None:
+        self.proven = False  # whether a sandbox has come of it
         self.sock, inner = socket.socketpair(socket.AF_UNIX, kind)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         with inner:
@@ -162,16 +163,6 @@ class _Guest:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
-
-    @property
-    def serving(self) -> bool:
-        """False as soon as a server has closed its end, which it does a little before its process is gone."""
-        try:
-            return self.alive and self.sock.recv(1, socket.MSG_PEEK) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
 
     async def last_words(self) -> str:
         """If it has ended or does so within half a second: the last line on its stderr; else nothing."""
@@ -275,6 +266,8 @@ class BubblewrapProvider:
         except InfrastructureError as error:
             words = "" if parent is None else await parent.last_words()
             self._abandon(sock, own)
+            if words and parent is not None and parent.proven:
+                return await self._open()  # a server that used to work has died: another one, once
             if words:
                 raise InfrastructureError("sandbox_start", words) from error
             raise
@@ -285,6 +278,8 @@ class BubblewrapProvider:
                     "sandbox_start", f"not ready in {self._start_timeout:.0f} s"
                 ) from error
             raise
+        if parent is not None:
+            parent.proven = True
         return sock, own
 
     def _abandon(self, sock: socket.socket, guest: _Guest | None) -> None:
@@ -333,7 +328,7 @@ class BubblewrapProvider:
     async def _fork(self) -> socket.socket:
         """Ask the server, started anew if it has died, for one more sandbox; returns the host's end of its socket."""
         async with self._starting:
-            if self._server is not None and not self._server.serving:
+            if self._server is not None and not self._server.alive:
                 await self._end_server()
             if self._server is None:
                 self._server = self._start_guest(single=False)

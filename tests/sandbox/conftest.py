@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from muonrl.sandbox import BubblewrapProvider, Limits, ProcessProvider, SandboxProvider
 
 ECHO = """

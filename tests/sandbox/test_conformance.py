@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from muonrl.errors import InfrastructureError
 from muonrl.sandbox import Limits
 

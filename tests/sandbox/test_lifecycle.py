@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from muonrl.config import SandboxConfig
 from muonrl.errors import InfrastructureError, SandboxUnavailable
 from muonrl.sandbox import (

@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+
 from muonrl.errors import InfrastructureError
 from muonrl.sandbox.wire import receive_frame, send_frame, wait_end
 
