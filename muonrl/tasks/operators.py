@@ -306,9 +306,12 @@ def functions(source: str) -> dict[str, FunctionNode]:
     return found
 
 
-def _parses(text: str) -> bool:
+def _parses(text: str, function: FunctionNode) -> bool:
+    """Whether ``function`` still parses in the edited ``text``; no edit moves a line."""
+    lines = text.split("\n")[function.lineno - 1 : function.end_lineno]
+    indented = function.col_offset > 0
     try:
-        ast.parse(text)
+        ast.parse("\n".join(["class _:", *lines] if indented else lines))
     except SyntaxError:
         return False
     return True
@@ -336,7 +339,7 @@ def candidate_edits(source: str, function: str) -> list[Edit]:
                     continue
                 new = old[: change.start] + change.text + old[change.end :]
                 text = "\n".join([*lines[: change.line - 1], new, *lines[change.line :]])
-                if text != source and text not in edits and _parses(text):
+                if text != source and text not in edits and _parses(text, node):
                     edits[text] = Edit(change.line, old.strip(), new.strip(), operator, text)
     return sorted(edits.values(), key=lambda edit: edit.line)
 

@@ -35,8 +35,8 @@ def remake(repo: str, data: Path = DATA) -> MakeReport:
 
 def main(names: list[str]) -> None:
     """Regenerate the task files of ``names``, or of all repositories."""
-    for repo in names or shipped_repos():
-        report = remake(repo)
+    for repo in names or shipped_repos(DATA):
+        report = remake(repo, DATA)
         path = write_tasks(report, DATA)
         operators = Counter(task.provenance["operator"] for task in report.tasks)
         counts = f"{len(report.tasks)} tasks {dict(operators)}, refused {dict(report.refused)}"

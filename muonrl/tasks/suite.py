@@ -5,6 +5,7 @@ This is how tasks are made and admitted. It is no sandbox: whatever an agent wro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -61,14 +62,16 @@ class SuiteRunner:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the process; a later call starts a fresh one."""
-        if self._process is not None:
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process.stdout.close()
-            self._process = None
+    def close(self) -> int:
+        """End the process and return its exit status; a later call starts a fresh one."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        return process.wait()
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
@@ -92,7 +95,7 @@ class SuiteRunner:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise InfrastructureError("suite_worker_died", f"exit status {self._process.wait()}")
+            raise InfrastructureError("suite_worker_died", f"exit status {self.close()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
