@@ -217,6 +217,24 @@ def _run_by_sequence(state: _Pass) -> Terms | None:
     return terms
 
 
+def _run(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    tokens: Tokens,
+    options: LossOptions,
+    grads: Gradients | None,
+    chunk_rows: int | None,
+) -> Terms:
+    """Compact the valid rows and run over them; `grads` is filled on the way."""
+    index = tokens.valid.nonzero().squeeze(1)
+    kept, head, tokens = targets[index], head.take(index), tokens.take(index)
+    _check_targets(kept, head)
+    state = _Pass(hidden, index, head, kept, tokens, options, grads, chunk_rows)
+    terms = (_run_by_sequence if options.loss_type == "gspo" else _run_by_token)(state)
+    return evaluate(tokens, tokens.old, tokens.old, options) if terms is None else terms
+
+
 class _Attach(torch.autograd.Function):
     """Hand out gradients that the forward pass has already computed, scaled by the incoming one."""
 
@@ -281,26 +299,16 @@ def linear_policy_loss(
     if old_logp.shape != targets.shape:
         raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
     resolve(backend, "linear_policy_loss", hidden.device)
-    kind = statistics_dtype(hidden)
+    head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype)
     differentiable = [
         torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias)
     ]
     wanted = (differentiable[0], differentiable[1], differentiable[2])
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        kind = statistics_dtype(hidden)
         tokens = prepare(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, chosen, kind)
-        index = tokens.valid.nonzero().squeeze(1)
-        head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype).take(
-            index
-        )
         grads = Gradients.zeros(hidden, weight, bias, wanted) if any(wanted) else None
-        valid_targets = targets[index]
-        _check_targets(valid_targets, head)
-        state = _Pass(
-            hidden.detach(), index, head, valid_targets, tokens.take(index), chosen, grads, chunk_rows
-        )
-        terms = (_run_by_sequence if chosen.loss_type == "gspo" else _run_by_token)(state)
-        if terms is None:
-            terms = evaluate(state.tokens, state.tokens.old, state.tokens.old, chosen)
+        terms = _run(hidden.detach(), head, targets, tokens, chosen, grads, chunk_rows)
         metrics = finish(terms, tokens.dropped, has_entropy=True)
     loss: Tensor = _Attach.apply(hidden, weight, bias, terms.loss, grads)  # type: ignore[no-untyped-call]
     return loss, metrics

@@ -172,8 +172,6 @@ def _scale_to_unit(x: Tensor, eps: float) -> Tensor:
     A power of two first brings the largest entry into [0.5, 1), so squares neither overflow nor vanish and the result
     does not depend on the scale of the input.
     """
-    if x.numel() == 0:
-        return x
     flat = x.flatten(1)
     peak = torch.maximum(flat.amax(1), flat.amin(1).neg()).reshape(-1, 1, 1)
     exponent = torch.frexp(peak).exponent
@@ -237,8 +235,6 @@ def _check(matrices: Sequence[Tensor], method: str, normalize: str, compute: tor
             "the Gram form is not stable in bfloat16; use compute_dtype=torch.float32 or another method"
         )
     for matrix in matrices:
-        if matrix.ndim != 2:
-            raise ValueError(f"expected matrices, got a tensor of shape {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
             raise ValueError(f"expected real floating-point matrices, got {matrix.dtype}")
 
@@ -273,16 +269,12 @@ def orthogonalize_list(
     compute_dtype: torch.dtype | None = None,
     eps: float = 1e-7,
 ) -> list[Tensor]:
-    """Orthogonalize 2-D tensors; results are views of shared workspaces in the dtype of the computation."""
+    """Orthogonalize non-empty 2-D tensors; results are views of shared workspaces in the dtype of the computation."""
     _check(matrices, method, normalize, compute_dtype)
     results: list[Tensor] = list(matrices)
     for indices in _buckets(matrices):
         bucket = [matrices[i] for i in indices]
         first = bucket[0]
-        if first.numel() == 0:
-            for i in indices:
-                results[i] = torch.zeros_like(matrices[i])
-            continue
         compute = _compute_dtype(first, compute_dtype, method)
         work = torch.float64 if torch.float64 in (first.dtype, compute) else torch.float32
         solved = _run(_stack(bucket, work), schedule, method, normalize, compute, eps)

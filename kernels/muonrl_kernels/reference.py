@@ -139,7 +139,7 @@ def policy_loss(
             term = term - o.entropy_coef * entropy.reshape(-1)[chosen]
         total = total + (term.mean() if o.agg == "sequence_mean" else term.sum())
     if not lengths:
-        return logp.sum() * 0.0 if bool(logp.isfinite().all()) else logp.new_zeros(())
+        return total
     count: Any = len(lengths) if o.agg == "sequence_mean" else sum(lengths)
     return total / (count if o.normalizer is None else o.normalizer)
 
