@@ -91,8 +91,9 @@ _ORIGINAL = _fingerprint()
 
 
 def _changes() -> list[str]:
-    """Names of watched callables that are no longer what they were."""
-    return [
+    """Names of watched callables that are no longer what they were, and tracing that was switched on."""
+    hooks = [f"sys.{f.__name__}" for f in (sys.gettrace, sys.getprofile) if f() is not None]
+    return hooks + [
         name
         for name, space, key, value, code in _ORIGINAL
         if space.get(key) is not value or (code is not None and _code_of(value) != code)
