@@ -46,7 +46,7 @@ _UNUSED_PLUGINS = (
         "stepwise",
         "faulthandler",
     ),
-    *("debugging", "setuponly", "setupplan", "threadexception", "unraisableexception", "legacypath"),
+    *("setuponly", "setupplan", "threadexception", "unraisableexception", "legacypath"),
 )
 _ARGUMENTS = (
     "--noconftest",
@@ -110,6 +110,7 @@ class Recorder:
         self.canary_ids = [f"{name}.py::{name}" for name in canaries]
         self.results: dict[str, str] = {}
         self.raised: set[str] = set()
+        self.failed_parts: set[str] = set()
         self.tampered: list[str] = []
         self.duplicates = self.decided = False
         self._plugins: list[object] = []
@@ -159,9 +160,15 @@ class Recorder:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = self.name(report.nodeid)
+        if type(report) is not pytest.TestReport:
+            # Subtests report by a type of their own; their test then passes whatever they said.
+            if report.outcome == "failed":
+                self.failed_parts.add(name)
+            return
         if report.when != "call" and report.outcome == "passed":
             return
-        name, outcome = self.name(report.nodeid), _outcome(report)
+        outcome = "failed" if name in self.failed_parts else _outcome(report)
         if report.when == "call":
             self.duplicates |= name in self.results
             if outcome == "passed" and name in self.raised:

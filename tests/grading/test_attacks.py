@@ -117,20 +117,35 @@ FILES = {
         "    report = yield\n    report.outcome = 'passed'\n    return report\n"
     },
     "conftest in tests": {"tests/conftest.py": "def pytest_collection_modifyitems(items): items.clear()\n"},
-    "ini": {"pytest.ini": "[pytest]\naddopts = --collect-only\n", "tox.ini": "[pytest]\naddopts = -k nothing\n"},
+    "ini": {
+        "pytest.ini": "[pytest]\naddopts = --collect-only\n",
+        "tox.ini": "[pytest]\naddopts = -k nothing\n",
+    },
     "setup.cfg": {"setup.cfg": "[tool:pytest]\naddopts = -p evil\n", "evil.py": "import os; os._exit(0)\n"},
     "pyproject": {"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--collect-only'\n"},
-    "sitecustomize": {"sitecustomize.py": "import os; os._exit(0)\n", "usercustomize.py": "import os; os._exit(0)\n"},
+    "sitecustomize": {
+        "sitecustomize.py": "import os; os._exit(0)\n",
+        "usercustomize.py": "import os; os._exit(0)\n",
+    },
     "pth": {"x.pth": "import os; os._exit(0)\n", "calc/x.pth": "import os; os._exit(0)\n"},
-    "easier tests": {"tests/test_add.py": "import pytest\n@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_add(x): pass\n"},
-    "a pytest of its own": {"pytest.py": "def main(*a): return 1\n", "_pytest/__init__.py": "", "json.py": "dumps = str\n"},
+    "easier tests": {
+        "tests/test_add.py": "import pytest\n@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_add(x): pass\n"
+    },
+    "a pytest of its own": {
+        "pytest.py": "def main(*a): return 1\n",
+        "_pytest/__init__.py": "",
+        "json.py": "dumps = str\n",
+    },
     "a test file in the package": {"calc/test_add.py": "def test_add(): pass\n"},
 }
 
 HONEST = {
     "gold": {},
     "with notes and a new module": {"NOTES.md": "fixed\n", "calc/extra.py": "VALUE = 1\n"},
-    "with own tests": {"tests/test_own.py": "def test_own(): assert False\n", "calc/test_own.py": "assert False\n"},
+    "with own tests": {
+        "tests/test_own.py": "def test_own(): assert False\n",
+        "calc/test_own.py": "assert False\n",
+    },
     "that prints": {"calc/__init__.py": "import sys\nprint('hello' * 10000)\nprint('x', file=sys.stderr)\n"},
 }
 
@@ -142,7 +157,9 @@ def test_code_at_import_earns_nothing(name: str, grader: Grader, run: Callable[.
     assert grade.f2p_passed == 0
 
 
-@pytest.mark.parametrize("name", [n for n in AT_IMPORT if n.startswith(("every", "swapped", "patched", "plugin", "desc"))])
+@pytest.mark.parametrize(
+    "name", [n for n in AT_IMPORT if n.startswith(("every", "swapped", "patched", "plugin", "desc"))]
+)
 def test_tampering_is_found_even_beside_a_repair(
     name: str, grader: Grader, run: Callable[..., Any], task: Any
 ) -> None:
@@ -151,7 +168,9 @@ def test_tampering_is_found_even_beside_a_repair(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_beside_the_bug_earn_nothing(name: str, grader: Grader, run: Callable[..., Any], task: Any) -> None:
+def test_files_beside_the_bug_earn_nothing(
+    name: str, grader: Grader, run: Callable[..., Any], task: Any
+) -> None:
     after = task.base | {path: text.encode() for path, text in FILES[name].items()}
     grade = run(grader.grade(task, after))
     assert (grade.reward, grade.reason) == (0, "test_failed"), grade
@@ -173,7 +192,9 @@ def test_a_repair_survives_what_is_dropped(grader: Grader, run: Callable[..., An
 
 def test_an_all_equal_object_is_flagged(grader: Grader, run: Callable[..., Any], task: Any) -> None:
     trick = b"class Any(int):\n    def __eq__(self, other): return True\n\ndef add(a, b):\n    return Any()\n"
-    grade = run(grader.grade(task, {**task.base, "calc/core.py": trick + b"def mul(a, b):\n    return a * b\n"}))
+    grade = run(
+        grader.grade(task, {**task.base, "calc/core.py": trick + b"def mul(a, b):\n    return a * b\n"})
+    )
     assert grade.suspicious
     assert grade.reward == 1  # in-process code can deceive its tests: flagged, and documented
 
