@@ -220,13 +220,15 @@ def make_tasks(root: Path, options: MakeOptions | None = None) -> MakeReport:
 def write_tasks(report: MakeReport, data: Path) -> Path:
     """Add a made repository and its tasks to the data set folder ``data``; returns the task file.
 
-    Raises TaskError when there is nothing to write.
+    Raises TaskError when there is nothing to write or another repository of that name is there.
     """
     if not report.tasks:
         raise TaskError(f"{report.repository.name}: no mutant was admitted ({dict(report.refused)})")
     tree = data / "repos" / report.repository.name
     if not tree.exists():
         write_tree(tree, report.repository.tree)
+    elif read_repository(tree).digest != report.repository.digest:
+        raise TaskError(f"{tree} holds another repository of that name")
     path = data / "tasks" / report.tasks[0].split / f"{report.repository.name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")

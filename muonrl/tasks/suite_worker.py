@@ -26,7 +26,31 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from _pytest.config import default_plugins
 
+# Imported here once, not in every child.
+for _name in default_plugins:
+    importlib.import_module(f"_pytest.{_name}")
+
+# What a run needs neither for its outcomes nor for the fixtures that tests may ask for.
+_UNUSED_PLUGINS = (
+    *(
+        "terminal",
+        "assertion",
+        "cacheprovider",
+        "doctest",
+        "junitxml",
+        "pastebin",
+        "stepwise",
+        "faulthandler",
+    ),
+    *("debugging", "setuponly", "setupplan", "threadexception", "unraisableexception", "legacypath"),
+)
+_ARGUMENTS = (
+    "--noconftest",
+    "--import-mode=importlib",
+    *(word for plugin in _UNUSED_PLUGINS for word in ("-p", f"no:{plugin}")),
+)
 _MEMORY = 2 << 30
 _CALL_SECONDS = 0.25  # of processor time, so that a busy machine changes nothing
 
@@ -60,7 +84,13 @@ class _Recorder:
         if event != "call" or caller is None or not caller.f_code.co_filename.startswith(self.tests):
             return
         inside = code.co_filename.startswith(self.root) and not code.co_filename.startswith(self.tests)
-        if not inside or code.co_flags & 0x0C or "." in code.co_qualname or code.co_qualname.startswith("<"):
+        if (
+            not inside
+            or code.co_flags & 0x0C
+            or code.co_kwonlyargcount
+            or "." in code.co_qualname
+            or code.co_qualname.startswith("<")
+        ):
             return
         names = code.co_varnames[: code.co_argcount]
         with contextlib.suppress(ValueError, SyntaxError, TypeError):
@@ -72,12 +102,11 @@ class _Recorder:
 def _run_suite(job: dict[str, Any]) -> dict[str, Any]:
     root = Path(job["root"])
     collector, recorder = _Collector(job["order"]), _Recorder(root)
-    plain = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--import-mode=importlib", "--noconftest"]
     if job["record"]:
         sys.setprofile(recorder)
     try:
         code = pytest.main(
-            [*plain, "-c", "/dev/null", f"--rootdir={root}", f"{root}/tests"], plugins=[collector]
+            [*_ARGUMENTS, "-c", "/dev/null", f"--rootdir={root}", f"{root}/tests"], plugins=[collector]
         )
     finally:
         sys.setprofile(None)

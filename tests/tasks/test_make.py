@@ -28,6 +28,13 @@ def test_tasks_of_a_repository_load_again_equal(report, tmp_path):
     assert not list(path.parent.glob("*.partial"))
 
 
+def test_another_repository_of_the_same_name_is_not_mixed_in(report, tmp_path):
+    write_tree(tmp_path / "repos" / "toy", {**report.repository.tree, "toy/more.py": b""})
+    with pytest.raises(TaskError, match="holds another repository"):
+        write_tasks(report, tmp_path)
+    assert not (tmp_path / "tasks").exists()
+
+
 def test_only_clear_tasks_are_admitted(report):
     functions = [task.provenance["function"] for task in report.tasks]
     assert set(functions) == {"clamp", "count_down"}, "a function that no test calls gets no bug"
