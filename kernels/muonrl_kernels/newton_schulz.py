@@ -44,7 +44,8 @@ ScheduleLike: TypeAlias = str | Schedule | Sequence[float] | Sequence[Triple]
 METHODS: Final[tuple[str, ...]] = ("auto", "standard", "symmetric", "gram")
 NORMALIZATIONS: Final[tuple[str, ...]] = ("frobenius", "schatten4")
 
-_SYMMETRIC_MIN_ROWS: Final = 512
+_TRIANGLE_MIN_ROWS: Final = 256
+_TRIANGLE_MIN_ROWS_BF16: Final = 1024
 """Below this a triangle costs more in copies than it saves in products (measured on one core)."""
 _STACK_BYTES: Final = 32 << 20
 """Bound on one stacked workspace; stacking only pays for small matrices, large ones go one by one."""
@@ -103,16 +104,18 @@ _PLAIN: Final = _Ops(_outer, _combine)
 _TRIANGLE: Final = _Ops(_outer_triangle, _combine_triangle)
 
 
-def _ops_for(method: str, m: int) -> _Ops:
-    if method == "symmetric" or (method == "gram" and m >= _SYMMETRIC_MIN_ROWS):
-        return _TRIANGLE
-    return _PLAIN
+def _triangle_pays(m: int, dtype: torch.dtype) -> bool:
+    return m >= (_TRIANGLE_MIN_ROWS_BF16 if dtype == torch.bfloat16 else _TRIANGLE_MIN_ROWS)
 
 
-def flops(m: int, n: int, schedule: Schedule, method: str) -> float:
+def _ops_for(method: str, m: int, dtype: torch.dtype) -> _Ops:
+    return _TRIANGLE if method == "symmetric" or (method == "gram" and _triangle_pays(m, dtype)) else _PLAIN
+
+
+def flops(m: int, n: int, schedule: Schedule, method: str, dtype: torch.dtype = torch.float32) -> float:
     """Floating-point operations of one m x n matrix (m <= n), as executed here: multiply and add count 2."""
     ratio, steps, restarts = n / m, len(schedule), len(schedule.restarts)
-    triangle = 0.625 if _ops_for(method, m) is _TRIANGLE else 1.0
+    triangle = 0.625 if _ops_for(method, m, dtype) is _TRIANGLE else 1.0
     if method == "gram":
         # A phase of k steps does k squares, k - 1 products into Q and 2 (k - 1) products into R.
         small = 2.0 * steps + 6.0 * (steps - 1 - restarts)
@@ -128,11 +131,11 @@ def choose_method(m: int, n: int, schedule: Schedule, dtype: torch.dtype) -> str
     The Gram form is left out in bf16: the spectrum of R needs more than eight bits.
     """
     candidates = ["standard"]
-    if m >= _SYMMETRIC_MIN_ROWS:
+    if _triangle_pays(m, dtype):
         candidates.append("symmetric")
     if dtype != torch.bfloat16:
         candidates.append("gram")
-    return min(candidates, key=lambda name: flops(m, n, schedule, name))
+    return min(candidates, key=lambda name: flops(m, n, schedule, name, dtype))
 
 
 def _run_standard(x: Tensor, r: Tensor | None, schedule: Schedule, ops: _Ops) -> Tensor:
@@ -196,7 +199,7 @@ def _run(
     """Orthogonalize a workspace [B, m, n] (m <= n, fp32 or fp64, overwritten); the result has dtype `compute`."""
     m, n = x.shape[1:]
     chosen = choose_method(m, n, schedule, compute) if method == "auto" else method
-    ops = _ops_for(chosen, m)
+    ops = _ops_for(chosen, m, compute)
     y = _scale_to_unit(x, eps).to(compute)
     r = None
     if normalize == "schatten4":

@@ -57,7 +57,7 @@ def test_presets_are_immutable_and_name_their_source() -> None:
 
 def test_step_counts() -> None:
     assert len(KJ.with_steps(12)) == 12
-    assert KJ.with_steps(3).restarts == ()
+    assert KJ.with_steps(3).restarts == () and KJ.with_steps(4).restarts == (3,)
     assert POLAR_EXPRESS.with_steps(8).coefficients[-1] == (1.875, -1.25, 0.375)
     assert YOU.with_steps(5) is YOU
     for schedule, steps in ((YOU, 4), (CANS, 6), (KJ10, 9), (KJ, 0), (KJ, 100)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from muonrl_kernels import orthogonality_residual, orthogonalize, reference
-from muonrl_kernels.coefficients import KJ, PRESETS, resolve_schedule
+from muonrl_kernels.coefficients import KJ, PRESETS, Schedule, resolve_schedule
 from muonrl_kernels.newton_schulz import choose_method, flops
 from tests.numerics import assert_as_good_as, assert_exactly, relative_error
 
@@ -87,6 +88,23 @@ def test_presets_in_every_form(name: str, method: str) -> None:
         assert torch.linalg.matrix_norm(ours.double(), 2) <= (1.35 if name == "you" else 1.2)
         exact = orthogonalize(g, schedule=name, method=method)
         assert exact.dtype == torch.float64 and relative_error(exact, truth) < 1e-9
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_restarts_keep_the_gram_form_accurate_over_five_decades(name: str) -> None:
+    u = torch.linalg.qr(torch.randn(96, 96, dtype=torch.float64))[0]
+    v = torch.linalg.qr(torch.randn(256, 96, dtype=torch.float64))[0]
+    g = u @ torch.diag(torch.logspace(0, -5, 96, dtype=torch.float64)) @ v.mT
+    schedule = PRESETS[name]
+    truth = reference.newton_schulz(g, schedule.coefficients)
+
+    def error(chosen: Schedule) -> float:
+        return relative_error(
+            orthogonalize(g.float(), schedule=chosen, method="gram", compute_dtype=torch.float32), truth
+        )
+
+    assert error(schedule) < (1e-3 if name == "kj10" else 5e-5)
+    assert error(dataclasses.replace(schedule, restarts=())) > 3 * error(schedule)
 
 
 def test_polar_express_stays_below_1_2_in_bf16() -> None:
@@ -224,7 +242,9 @@ def test_residual() -> None:
 def test_auto_takes_the_cheapest_stable_form() -> None:
     assert choose_method(128, 512, KJ, torch.float32) == "gram"
     assert choose_method(128, 128, KJ, torch.float32) == "standard"
+    assert choose_method(256, 256, KJ, torch.float32) == "symmetric"
     assert choose_method(1024, 1024, KJ, torch.bfloat16) == "symmetric"
+    assert choose_method(512, 1024, KJ, torch.bfloat16) == "standard"
     assert choose_method(128, 512, KJ, torch.bfloat16) == "standard"
     # 15 products of a square matrix, two operations a multiply-add.
     assert flops(64, 64, KJ, "standard") == 30 * 64**3

@@ -185,7 +185,9 @@ def test_huge_and_tiny_ratios_stay_finite_and_outside_the_clamp_nothing_moves() 
     old = torch.tensor([-500.0, 0.0, -1.0, -19.0])
     a = torch.tensor([-1.0, 1.0, 1.0, -1.0])
     rollout = torch.tensor([-900.0, 900.0, -1.0, -19.0])
-    loss, metrics = policy_loss(logp, old, a, torch.ones(4).bool(), rollout_logp=rollout, entropy=torch.ones(4))
+    loss, metrics = policy_loss(
+        logp, old, a, torch.ones(4).bool(), rollout_logp=rollout, entropy=torch.ones(4)
+    )
     loss.backward()
     assert loss.isfinite() and logp.grad is not None
     assert logp.grad[0] == 0 and logp.grad[1] == 0 and logp.grad[2] != 0 and logp.grad[3] != 0
