@@ -5,6 +5,8 @@ A JSON request on stdin: {"nonce", "tests": {path: text}, "canaries": [name, nam
 end, and repeats the nonce: {"nonce", "results": [[id, outcome], ...], "canaries": [outcome, outcome], "duplicates",
 "tampered": [what, ...], "exit"}. Outcomes: passed, failed, skipped, xfailed, xpassed, error.
 
+:func:`warm_up` prepares a pytest session in a long-lived interpreter; :func:`main` runs in a fork of it, or by itself.
+
 The tests live in a folder of their own with a name that nobody can know beforehand. A canary is a test that must fail; one
 runs first, one last. The code under test shares this process, so it can be watched but not locked out: what pytest is
 made of is compared with what it was before any of that code was imported.
@@ -20,35 +22,24 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 import types
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.config import default_plugins
-
-# Everything that a run would import later, so that the forks of a warm interpreter need not.
-for _name in default_plugins:
-    importlib.import_module(f"_pytest.{_name}")
+from _pytest.config import _prepareconfig, default_plugins
 
 _WATCHED_PREFIXES = ("_pytest", "pytest", "pluggy", "unittest")
 _WATCHED_MODULES = ("builtins", "os", "json", "json.encoder", "operator", "io")
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 _UNUSED_PLUGINS = (
-    *(
-        "terminal",
-        "assertion",
-        "cacheprovider",
-        "doctest",
-        "junitxml",
-        "pastebin",
-        "stepwise",
-        "faulthandler",
-    ),
-    *("setuponly", "setupplan", "threadexception", "unraisableexception", "legacypath"),
-)
+    "terminal assertion cacheprovider doctest junitxml pastebin stepwise faulthandler "
+    "setuponly setupplan threadexception unraisableexception legacypath"
+).split()
 _ARGUMENTS = (
+    *("-c", "/dev/null"),
     "--noconftest",
     "--import-mode=importlib",
     "--capture=no",
@@ -70,34 +61,70 @@ def _watched() -> Iterator[tuple[str, dict[str, Any] | types.MappingProxyType[st
                     yield f"{name}.{value.__qualname__}", vars(value)
 
 
-def _code_of(value: object) -> object:
-    """What a function would execute and with which defaults: both can be swapped under an unchanged object."""
-    if isinstance(value, types.FunctionType):
-        return value.__code__, value.__defaults__
-    return None
+class Seal:
+    """What pytest and a few modules are made of, to be compared later."""
+
+    def __init__(self) -> None:
+        self.bindings: list[tuple[str, Any, str, Any]] = []
+        self.functions: list[tuple[str, types.FunctionType, Any, Any]] = []
+        for owner, space in _watched():
+            for key, value in list(space.items()):
+                if isinstance(value, _CALLABLES):
+                    self.bindings.append((owner, space, key, value))
+                if isinstance(value, types.FunctionType):
+                    self.functions.append((f"{owner}.{key}", value, value.__code__, value.__defaults__))
+
+    def broken(self) -> list[str]:
+        """Names that are bound to something else now, functions with other code or defaults, and active tracing."""
+        changes = [
+            f"{owner}.{key}" for owner, space, key, value in self.bindings if space.get(key) is not value
+        ]
+        changes += [
+            n
+            for n, f, code, defaults in self.functions
+            if f.__code__ is not code or f.__defaults__ is not defaults
+        ]
+        return changes + [f"sys.{f.__name__}" for f in (sys.gettrace, sys.getprofile) if f() is not None]
 
 
-def _fingerprint() -> list[tuple[str, Any, str, Any, Any]]:
-    return [
-        (f"{owner}.{key}", space, key, value, _code_of(value))
-        for owner, space in _watched()
-        for key, value in list(space.items())
-        if isinstance(value, _CALLABLES)
-    ]
+class Warm:
+    """A pytest session that has begun and knows no test yet, and the seal on what it is made of."""
+
+    def __init__(self) -> None:
+        for name in default_plugins:  # what a run would import later, so that the forks need not
+            importlib.import_module(f"_pytest.{name}")
+        # Set, not looked for: the warm interpreter may write nowhere, its forks may.
+        tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
+        config = _prepareconfig([*_ARGUMENTS, f"--rootdir={tempfile.gettempdir()}"])
+        self.session = pytest.Session.from_config(config)
+        config._do_configure()
+        config.hook.pytest_sessionstart(session=self.session)
+        self.seal = Seal()
+
+    def run(self, recorder: Recorder, files: list[str]) -> int:
+        """Collect and run ``files``; returns pytest's exit status, 3 if something broke out of the session."""
+        session = self.session
+        manager = session.config.pluginmanager
+        manager.register(recorder)
+        known = {id(plugin) for plugin in manager.get_plugins()}
+        session.config.args = files
+        try:
+            session.config.hook.pytest_collection(session=session)
+            session.config.hook.pytest_runtestloop(session=session)
+        except BaseException:  # noqa: BLE001 - SystemExit, KeyboardInterrupt: the report must still be written
+            return 3
+        foreign = [plugin for plugin in manager.get_plugins() if id(plugin) not in known]
+        recorder.tampered += [f"plugin {type(plugin).__name__}" for plugin in foreign]
+        return 1 if session.testsfailed else 0
 
 
-# Taken in the warm interpreter, before any code under test exists.
-_ORIGINAL = _fingerprint()
+_warm: Warm | None = None
 
 
-def _changes() -> list[str]:
-    """Names of watched callables that are no longer what they were, and tracing that was switched on."""
-    hooks = [f"sys.{f.__name__}" for f in (sys.gettrace, sys.getprofile) if f() is not None]
-    return hooks + [
-        name
-        for name, space, key, value, code in _ORIGINAL
-        if space.get(key) is not value or (code is not None and _code_of(value) != code)
-    ]
+def warm_up() -> None:
+    """Prepare this interpreter, so that :func:`main` is quick in a fork of it."""
+    global _warm
+    _warm = Warm()
 
 
 class Recorder:
@@ -113,7 +140,6 @@ class Recorder:
         self.failed_parts: set[str] = set()
         self.tampered: list[str] = []
         self.duplicates = self.decided = False
-        self._plugins: list[object] = []
 
     def name(self, nodeid: str) -> str:
         """The node id as the task knows it: without the folder that nobody can know."""
@@ -121,11 +147,6 @@ class Recorder:
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         collector.repr_failure = _no_traceback  # type: ignore[method-assign]
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
-        self._plugins = list(session.config.pluginmanager.get_plugins())
-        return (yield)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -177,15 +198,6 @@ class Recorder:
         if self.stop_early and name not in self.canary_ids and outcome not in ("passed", "xfailed"):
             self.decided = True
 
-    def finish(self, config_plugins: list[object]) -> None:
-        """Compare the plugins at the end with those before collection."""
-        known = {id(p) for p in self._plugins}
-        self.tampered += [f"plugin {type(p).__name__}" for p in config_plugins if id(p) not in known]
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.finish(list(session.config.pluginmanager.get_plugins()))
-
 
 def _no_traceback(excinfo: object, style: object = None) -> str:
     return ""
@@ -202,7 +214,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 def _lay_out(request: dict[str, Any]) -> Path:
     """Write the tests and the canaries to a new folder; returns it."""
-    folder = Path(os.environ.get("TMPDIR", "/tmp"), f"h{secrets.token_hex(8)}")
+    folder = Path(tempfile.gettempdir(), f"h{secrets.token_hex(8)}")
     files = dict(request["tests"])
     for name in request["canaries"]:
         files[f"{name}.py"] = f"def {name}():\n    assert {name!r} == ''\n"
@@ -226,6 +238,7 @@ def _private_stdout() -> int:
 def main() -> int:
     """Run one request; does not return: the exit status is pytest's own (1, since the canaries fail)."""
     request = json.loads(sys.stdin.buffer.read())
+    warm = _warm or Warm()
     private = _private_stdout()
     folder = _lay_out(request)
     first, last = request["canaries"]
@@ -234,15 +247,13 @@ def main() -> int:
     sys.path += [str(Path.cwd()), str(folder)]
     files = [str(folder / path) for path in (f"{first}.py", *_selected(request), f"{last}.py")]
     gc.disable()  # a short life, and the parent's heap stays shared
-    code = int(
-        pytest.main([*_ARGUMENTS, "-c", "/dev/null", f"--rootdir={folder.parent}", *files], [recorder])
-    )
+    code = warm.run(recorder, files)
     report = {
         "nonce": request["nonce"],
         "results": [r for r in recorder.results.items() if r[0] not in recorder.canary_ids],
         "canaries": [recorder.results.get(c, "missing") for c in recorder.canary_ids],
         "duplicates": recorder.duplicates,
-        "tampered": (recorder.tampered + _changes())[:5],
+        "tampered": (recorder.tampered + warm.seal.broken())[:5],
         "exit": code,
     }
     _write(private, _dumps(report).encode())

@@ -310,7 +310,8 @@ class Server:
 
 
 def load_scripts(config: dict[str, Any]) -> dict[str, ModuleType]:
-    """Import what the guest scripts need, then the scripts themselves, each as a module with a ``main()``."""
+    """Import what the guest scripts need, then the scripts themselves: modules with a ``main()``, and a ``warm_up()``
+    if they want to prepare the interpreter."""
     sys.path.extend(config["sites"])
     for name in config["preload"]:
         importlib.import_module(name)
@@ -320,6 +321,7 @@ def load_scripts(config: dict[str, Any]) -> dict[str, ModuleType]:
         assert spec is not None and spec.loader is not None
         modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(modules[name])
+        getattr(modules[name], "warm_up", int)()
     return modules
 
 

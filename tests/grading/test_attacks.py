@@ -56,16 +56,19 @@ import builtins
 genuine = builtins.isinstance
 builtins.isinstance = lambda a, b: genuine(a, b)
 """,
-    "plugin registered from the heap": """
-import gc, pytest
-from _pytest.config import PytestPluginManager
+    "plugin registered from the stack": """
+import pytest, sys
 class Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem):
         return True if 'test_add' in pyfuncitem.nodeid else None
-for thing in gc.get_objects():
-    if isinstance(thing, PytestPluginManager):
-        thing.register(Plugin())
+frame, managers = sys._getframe(), set()
+while frame is not None:
+    for thing in list(frame.f_locals.values()):
+        if isinstance(thing, pytest.Session):
+            managers.add(thing.config.pluginmanager)
+    frame = frame.f_back
+managers.pop().register(Plugin())
 """,
     "recorder rewritten on the heap": """
 import gc
