@@ -13,10 +13,11 @@ import os
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def run(
         # A full disk, a directory in the place of a file: the agent's own tree says no.
         detail = failure.strerror or type(failure).__name__
         text, error = f"error: {detail}", {"kind": "invalid_action", "detail": detail}
+    readable = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return {
-        "text": _shorten(text, int(opts["max_chars"])),
+        "text": _shorten(readable, int(opts["max_chars"])),
         "error": error,
         "done": name == "finish" and error is None,
     }
@@ -255,9 +257,13 @@ def search(root: Path, parameters: Mapping[str, str], options: Mapping[str, Any]
     if not real.exists():
         raise ToolFailure("not_found", f"no such file {where.strip()}")
     hits = []
-    for path in _text_files(real):
-        label = path.relative_to(root.resolve()).as_posix()
-        for number, line in enumerate(_read(path, label).splitlines(), 1):
+    top, wanted = str(root.resolve()), term.encode("utf-8", "surrogateescape")
+    for path in _files(str(real)):
+        data = _text_bytes(path)
+        if data is None or wanted not in data:
+            continue
+        label = os.path.relpath(path, top)
+        for number, line in enumerate(data.decode("utf-8", "surrogateescape").splitlines(), 1):
             if term in line:
                 hits.append(f"{label}:{number}: {line.strip()[:_MAX_LINE]}")
     if not hits:
@@ -269,22 +275,26 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name == "__pycache__"
 
 
-def _text_files(real: Path) -> Iterator[Path]:
-    """Text files at or below ``real`` sorted by path; no symlinks, nothing hidden, nothing binary or large."""
-    if real.is_file():
-        yield real
-        return
-    found = []
+def _files(real: str) -> list[str]:
+    """Files at or below ``real`` sorted by path; nothing hidden, no directory behind a symlink."""
+    found = [] if Path(real).is_dir() else [real]
     for base, dirs, names in os.walk(real, followlinks=False):
         dirs[:] = [d for d in dirs if not _hidden(d)]
-        found += [Path(base, n) for n in names if not _hidden(n)]
-    for path in sorted(found, key=lambda p: p.as_posix()):
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_FILE:
-            continue
-        with path.open("rb") as file:
-            if b"\0" in file.read(1024):
-                continue
-        yield path
+        found += [f"{base}/{n}" for n in names if not _hidden(n)]
+    return sorted(found)
+
+
+def _text_bytes(path: str) -> bytes | None:
+    """The content of a regular text file of at most 1 MiB; None for anything else. Symlinks are not followed."""
+    info = os.lstat(path)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_FILE:
+        return None
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = os.read(fd, _MAX_FILE)
+    finally:
+        os.close(fd)
+    return None if b"\0" in data[:1024] else data
 
 
 def execute_bash(root: Path, parameters: Mapping[str, str], options: Mapping[str, Any]) -> str:

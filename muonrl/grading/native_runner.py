@@ -35,9 +35,20 @@ _WATCHED_PREFIXES = ("_pytest", "pytest", "pluggy", "unittest")
 _WATCHED_MODULES = ("builtins", "os", "json", "json.encoder", "operator", "io")
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 _UNUSED_PLUGINS = (
-    "terminal assertion cacheprovider doctest junitxml pastebin stepwise faulthandler "
-    "setuponly setupplan threadexception unraisableexception legacypath"
-).split()
+    "terminal",
+    "assertion",
+    "cacheprovider",
+    "doctest",
+    "junitxml",
+    "pastebin",
+    "stepwise",
+    "faulthandler",
+    "setuponly",
+    "setupplan",
+    "threadexception",
+    "unraisableexception",
+    "legacypath",
+)
 _ARGUMENTS = (
     *("-c", "/dev/null"),
     "--noconftest",
