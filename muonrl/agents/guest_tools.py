@@ -51,9 +51,9 @@ def run(
     except ToolFailure as failure:
         text = failure.text
         error = {"kind": failure.kind, "detail": failure.detail}
-    except OSError as failure:
-        # A full disk, a directory in the place of a file: the agent's own tree says no.
-        detail = failure.strerror or type(failure).__name__
+    except (OSError, UnicodeError, RecursionError) as failure:
+        # A full disk, a directory in the place of a file, text that is no UTF-8, folders without end.
+        detail = getattr(failure, "strerror", None) or type(failure).__name__
         text, error = f"error: {detail}", {"kind": "invalid_action", "detail": detail}
     readable = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return {
@@ -105,8 +105,7 @@ def _read(real: Path, name: str) -> str:
 
 
 def _write(real: Path, text: str) -> None:
-    with real.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        file.write(text)
+    real.write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 # --- file_editor ----------------------------------------------------------------------------------------------------

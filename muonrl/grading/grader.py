@@ -131,12 +131,13 @@ class Grader:
 def judge(result: ExecResult, nonce: str) -> Verdict:
     """Read the runner's report as evidence: whatever is not exactly as it must be makes the run count for nothing.
 
-    Raises InfrastructureError ``runner_broken`` if the runner never began (status 127 without a report).
+    Raises InfrastructureError ``runner_broken`` if the runner never began: it closes stderr before it
+    lets in any code under test.
     """
     if result.timed_out:
         return Verdict({}, "timeout")
     if not result.stdout:
-        if result.rc == 127:
+        if result.stderr:
             raise InfrastructureError("runner_broken", result.stderr[-300:].decode("utf-8", "replace"))
         # The process ended before the end of the tests: os._exit, a crash, memory. Only the first claims success.
         return Verdict({}, "no_report", suspicious=result.rc == 0)

@@ -250,13 +250,13 @@ def main() -> int:
     """Run one request; does not return: the exit status is pytest's own (1, since the canaries fail)."""
     request = json.loads(sys.stdin.buffer.read())
     warm = _warm or Warm()
-    private = _private_stdout()
     folder = _lay_out(request)
     first, last = request["canaries"]
     recorder = Recorder(f"{folder.name}/", request["canaries"], request["required"], request["stop_early"])
     # Behind the standard library: a tree must not stand in for it. The tests may import helpers next to them.
     sys.path += [str(Path.cwd()), str(folder)]
     files = [str(folder / path) for path in (f"{first}.py", *_selected(request), f"{last}.py")]
+    private = _private_stdout()  # from here on failures are the tree's own
     gc.disable()  # a short life, and the parent's heap stays shared
     code = warm.run(recorder, files)
     report = {

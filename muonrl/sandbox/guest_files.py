@@ -6,6 +6,8 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 
+_MAX_DEPTH = 32
+_MAX_PATH = 512
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -70,13 +72,13 @@ def _write_new(parent: int, name: str, data: bytes) -> None:
 def read_tree(root: str, max_bytes: int, max_file: int, max_files: int) -> Iterator[tuple[str, bytes]]:
     """Regular files below ``root`` in sorted order as ``(relative path, content)``.
 
-    Files over ``max_file`` bytes are skipped; reading stops at ``max_files`` files or ``max_bytes`` in total, so a
-    tree that was blown up reads as one with files missing.
+    Files over ``max_file`` bytes and paths that are absurdly deep or long are skipped; reading stops at
+    ``max_files`` files or ``max_bytes`` in total, so a tree that was blown up reads as one with files missing.
     """
     total = count = 0
     for base, dirs, names, dir_fd in os.fwalk(root, follow_symlinks=False):
-        dirs.sort()
         prefix = os.path.relpath(base, root)
+        dirs[:] = sorted(dirs) if prefix.count("/") < _MAX_DEPTH and len(prefix) < _MAX_PATH else []
         for name in sorted(names):
             data = _read_regular(dir_fd, name, max_file)
             if data is None:

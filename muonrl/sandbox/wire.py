@@ -11,7 +11,7 @@ from typing import Any
 from muonrl.errors import InfrastructureError
 
 _HEADER = struct.Struct("!II")
-_MAX_HEAD = 4 << 20
+_MAX_HEAD = 16 << 20
 
 
 async def send_frame(sock: socket.socket, head: dict[str, Any], blob: bytes = b"") -> None:

@@ -191,6 +191,14 @@ def test_wrong_calls_are_values(use: Use, root: Path) -> None:
     assert use("file_editor", path="x")[1] == "invalid_action"
     assert use("file_editor", command="erase", path="x")[1] == "invalid_action"
     assert use("file_editor", command="create", path="pkg/core.py/x", file_text="")[1] == "invalid_action"
+    assert use("file_editor", command="create", path="new.py", file_text="\ud800")[1] == "invalid_action"
+    assert (
+        use("file_editor", command="str_replace", path="README.md", old_str="call", new_str="\ud800")[1]
+        is not None
+    )
+    assert (root / "README.md").read_text() == "call clamp(1, 2, 3)\n"
+    assert use("execute_bash", cmd="echo \ud800")[1] == "invalid_action"
+    assert use("search", search_term="\ud800")[1] == "invalid_action"
     (root / "large.txt").write_bytes(b"x" * (1 << 20) + b"y")
     assert use("file_editor", command="view", path="large.txt")[1] == "invalid_action"
 

@@ -18,6 +18,8 @@ print("tests/test_add.py::test_add[1] PASSED")
 sys.stdout.flush()
 """,
     "exit 0": "import os; os._exit(0)",
+    "exit 127": "import os, sys; print('x', file=sys.stderr); os.write(2, b'x'); os._exit(127)",
+    "kill all": "import os; os.kill(os.getppid(), 9); os.kill(-1, 9)",
     "exit 1": "import os; os._exit(1)",
     "exit 0 at the end": "import atexit, os; atexit.register(os._exit, 0)",
     "system exit": "raise SystemExit(0)",

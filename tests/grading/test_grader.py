@@ -266,6 +266,7 @@ def test_judge_believes_a_flawless_report() -> None:
         (result(REPORT | {"exit": 0}), "exit_code", True),
         (result(b"", rc=0), "no_report", True),
         (result(b"", rc=139), "no_report", False),
+        (result(b"", rc=127), "no_report", False),
         (result(REPORT, timed_out=True), "timeout", False),
     ],
 )

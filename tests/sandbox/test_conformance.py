@@ -101,6 +101,24 @@ def test_snapshot_is_capped(play: Play, backend: str) -> None:
     play(backend, body, Limits(snapshot_file_mb=1, snapshot_files=20))
 
 
+@ISOLATED
+def test_a_tree_that_fights_back_is_read(play: Play, backend: str) -> None:
+    deep = "import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')\nopen('lost', 'w')"
+    long = "import os\nfor i in range(3000): open(f'{i:0250}', 'w')"
+
+    async def body(provider: Any) -> None:
+        box = await provider.acquire()
+        await box.put({"a.py": b"1", "shut/b.py": b"2"})
+        for code in (deep, long):
+            assert (await box.exec(["python3", "-S", "-c", code])).rc == 0
+        await box.exec(["sh", "-c", "chmod 000 shut; chmod 000 /work"])
+        files = await box.snapshot()
+        assert files["a.py"] == b"1" and len(files) == 3001
+        await box.put({"c.py": b"3"})
+
+    play(backend, body)
+
+
 @ALL
 def test_endless_output_is_cut(play: Play, backend: str) -> None:
     async def body(provider: Any) -> None:
