@@ -97,13 +97,24 @@ def test_a_repository_with_an_unsound_suite_is_refused(toy, tmp_path, text, mess
             make_tasks(toy)
 
 
-def test_tests_that_depend_on_the_hash_seed_make_no_task(toy):
+@pytest.mark.parametrize(
+    "tests, refusal",
+    [
+        ("def test_f():\n    f(1)\n", "survives"),
+        (
+            "def test_f():\n    assert f(1) == 2\n\ndef test_seed():\n"
+            "    assert f(1) == 2 or os.environ['PYTHONHASHSEED'] != '1'\n",
+            "flaky",
+        ),
+        ("def test_f():\n    assert f(1) == 2\n", "few_pass_to_pass"),
+    ],
+)
+def test_mutants_that_are_no_clear_task_are_counted_by_reason(toy, tests, refusal):
     (toy / "toy" / "core.py").write_text("def f(x):\n    return x + 1\n")
-    flaky = "from toy.core import f\n\ndef test_f():\n    assert f(1) == 2 or hash('a') % 3 == 1\n"
-    keep = "".join(f"\ndef test_keep{i}():\n    assert {i} + 1 == {i + 1}\n" for i in range(6))
-    (toy / "tests" / "test_core.py").write_text(flaky + keep)
-    outcome = make_tasks(toy)
-    assert outcome.tasks == () and set(outcome.refused) <= {"flaky", "survives"}
+    keep = "".join(f"\ndef test_keep{i}():\n    pass\n" for i in range(4 if refusal[0:3] == "few" else 6))
+    (toy / "tests" / "test_core.py").write_text("import os\nfrom toy.core import f\n\n" + tests + keep)
+    report = make_tasks(toy)
+    assert report.tasks == () and set(report.refused) == {refusal}
 
 
 def test_an_unknown_shipped_repository_is_refused():

@@ -1,6 +1,8 @@
 """Running a suite for real: statuses, recorded calls, and trees that hang, die or cannot be imported."""
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,21 @@ def test_a_tree_that_gives_no_result_says_why(toy_files, old, new, error):
         result = runner.run(with_module(toy_files, old, new))
         assert (result.error, result.passed) == (error, frozenset())
         assert runner.run(toy_files).error == ""
+
+
+def test_processes_that_a_suite_started_end_with_it(runner, toy_files, tmp_path):
+    note = tmp_path / "pid"
+    start = f"""
+import subprocess
+
+def test_start():
+    open({str(note)!r}, "w").write(str(subprocess.Popen(["sleep", "600"]).pid))
+"""
+    assert runner.run({**toy_files, "tests/test_start.py": start.encode()}).error == ""
+    stat = Path("/proc") / note.read_text() / "stat"
+    deadline = time.monotonic() + 10
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < deadline, "the process lives on"
 
 
 def test_one_run_leaves_nothing_behind_for_the_next(runner, toy_files):
