@@ -57,6 +57,14 @@ def test_by_the_rule(dtype: torch.dtype, sharp: float) -> None:
         assert_as_good_as(a, b, c, what=name)
 
 
+def test_logits_of_bf16_input_are_not_rounded_to_bf16() -> None:
+    inputs = {k: v.bfloat16() if k in WRT else v for k, v in linear_inputs(64, 32, 101).items()}
+    ours = linear_logprob(inputs["hidden"], inputs["weight"], inputs["targets"])
+    truth = reference.linear_logprob(inputs["hidden"].double(), inputs["weight"].double(), inputs["targets"])
+    for a, b in zip(ours, truth, strict=True):
+        assert a.dtype == torch.float32 and relative_error(a, b) < 1e-6
+
+
 def test_gradcheck() -> None:
     inputs = linear_inputs(4, 3, 5)
     leaves = [inputs[k].requires_grad_() for k in WRT]

@@ -68,6 +68,14 @@ def test_rows_that_are_certain_of_their_token(dtype: torch.dtype) -> None:
     compare(inputs, dtype, log_ratio_clamp=200.0)
 
 
+def test_bf16_weight_gradient_does_not_depend_on_the_number_of_chunks() -> None:
+    inputs = cast(linear_inputs(600, 16, 31), torch.float32)
+    inputs.update({k: inputs[k].bfloat16() for k in WRT})
+    truth = values_and_grads(reference.linear_policy_loss, cast(inputs, torch.float64), WRT)[2]
+    one, many = (values_and_grads(linear_policy_loss, inputs, WRT, chunk_rows=rows)[2] for rows in (600, 2))
+    assert relative_error(many, truth) < 1.1 * relative_error(one, truth)
+
+
 def test_it_is_policy_loss_of_linear_logprob() -> None:
     inputs = linear_inputs(90, 16, 33)
     head = {k: inputs.pop(k) for k in ("hidden", "weight", "targets", "bias")}
@@ -81,7 +89,9 @@ def test_it_is_policy_loss_of_linear_logprob() -> None:
 def test_chunks_and_micro_batches_only_change_rounding() -> None:
     inputs = cast(linear_inputs(200, 24, 65), torch.float32)
     whole = values_and_grads(linear_policy_loss, inputs, WRT)
+    metrics = linear_policy_loss(**inputs)[1].as_dict()
     for rows in (1, 7, 64, 199):
+        assert linear_policy_loss(**inputs, chunk_rows=rows)[1].as_dict() == pytest.approx(metrics, rel=1e-5)
         for a, b in zip(
             values_and_grads(linear_policy_loss, inputs, WRT, chunk_rows=rows), whole, strict=True
         ):
