@@ -29,6 +29,7 @@ class ProcessSandbox:
         self._begin = time.monotonic()
         self._lock = asyncio.Lock()
         self._closed = False
+        self._group: int | None = None  # of the command that runs now
 
     async def exec(
         self,
@@ -73,6 +74,7 @@ class ProcessSandbox:
                 except (OSError, ValueError) as error:
                     return ExecResult(b"", f"cannot start {argv[0]}: {error}\n".encode(), 127, False, False)
                 timed_out = await self._end(process, timeout)
+                self._check_open()
                 streams = [_first(file, max_bytes) for file in (out, err)]
         code = process.returncode
         (stdout, cut_out), (stderr, cut_err) = streams
@@ -106,9 +108,15 @@ class ProcessSandbox:
         """Remove the folder."""
         if not self._closed:
             self._closed = True
+            self._kill_group()
             self._stats.active -= 1
             self._stats.seconds += time.monotonic() - self._begin
             shutil.rmtree(self.root.parent, ignore_errors=True)
+
+    def _kill_group(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -120,6 +128,7 @@ class ProcessSandbox:
 
     async def _end(self, process: subprocess.Popen[bytes], timeout: float) -> bool:
         """Wait for the end, then kill what is left of the group; True if time ran out. Cancelled: kill and close."""
+        self._group = process.pid
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         watch = os.pidfd_open(process.pid)
@@ -135,8 +144,8 @@ class ProcessSandbox:
         finally:
             loop.remove_reader(watch)
             os.close(watch)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._kill_group()
+            self._group = None
             process.wait()
         return False
 

@@ -193,6 +193,21 @@ def test_closed_is_closed(play: Play, backend: str) -> None:
     play(backend, body)
 
 
+@ALL
+def test_closing_breaks_off_a_command(play: Play, backend: str) -> None:
+    async def body(provider: Any) -> None:
+        box = await provider.acquire()
+        task = asyncio.ensure_future(box.exec(["sleep", "60"]))
+        await asyncio.wait([task], timeout=0.2)
+        begin = time.monotonic()
+        await box.close()
+        with pytest.raises(InfrastructureError):
+            await asyncio.wait_for(task, 5)
+        assert time.monotonic() - begin < 3
+
+    play(backend, body)
+
+
 @ISOLATED
 def test_no_process_outlives_its_call(play: Play, backend: str) -> None:
     async def body(provider: Any) -> None:
