@@ -62,6 +62,7 @@ class ModelConfig:
     head_dim: int = _at(32, ge=2)
     ffn: int = _at(384, ge=8)
     vocab: int = _at(1024, ge=259)
+    tied: bool = True
     max_context: int = _at(512, ge=32)
     path: str = ""
 
@@ -76,6 +77,7 @@ class WarmstartConfig:
     lr_muon: float = _at(2e-2, ge=0)
     lr_adamw: float = _at(3e-3, ge=0)
     oracle_share: float = _at(0.25, ge=0, le=1)
+    rename_share: float = _at(0.5, ge=0, le=1)
     seed: int = _at(0, ge=0, le=2**63 - 1)
     cache_dir: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -44,9 +45,13 @@ class Segment:
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.logp.shape or self.tokens.ndim != 1:
-            raise ValueError(f"tokens {self.tokens.shape} and logp {self.logp.shape} must be equal 1-D shapes")
+            raise ValueError(
+                f"tokens {self.tokens.shape} and logp {self.logp.shape} must be equal 1-D shapes"
+            )
         if (self.kind is Kind.ACTION) != (self.policy is not None):
-            raise ValueError(f"a {self.kind.value} segment with policy {self.policy}: exactly ACTION segments carry one")
+            raise ValueError(
+                f"a {self.kind.value} segment with policy {self.policy}: exactly ACTION segments carry one"
+            )
 
     def __len__(self) -> int:
         return int(self.tokens.size)
@@ -122,3 +127,9 @@ class Trajectory:
     def segments(self) -> list[Segment]:
         """All segments in order, over the turns."""
         return [s for t in self.turns for s in t.segments]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed as a function of its parts alone, so that scheduling never changes what is sampled."""
+    text = "\x1f".join(str(p) for p in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -335,3 +337,28 @@ def test_smells_compares_with_what_was_there() -> None:
     assert not smells(old, {"a.py": b"import gc\ndef __eq__(): return 1\n", "b.txt": b"pytest"})
     assert smells(old, {"a.py": old["a.py"] + b"import pytest\n"})
     assert smells(old, {**old, "b.py": b"import sys\nsys.modules.clear()\n"})
+
+
+def test_the_runner_as_a_program(task: Any, tmp_path: Path) -> None:
+    for path, data in task.fixed.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    request = {
+        "nonce": "n",
+        "tests": {path: data.decode() for path, data in task.test_files.items()},
+        "canaries": ["test_c1", "test_c2"],
+        "required": None,
+        "stop_early": False,
+    }
+    done = subprocess.run(
+        [sys.executable, str(guest_scripts()["runner"])],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        check=False,
+    )
+    assert done.returncode == 1, done
+    report = json.loads(done.stdout)
+    assert {outcome for _, outcome in report["results"]} == {"passed"}
+    assert sorted(test for test, _ in report["results"]) == sorted(task.fail_to_pass + task.pass_to_pass)

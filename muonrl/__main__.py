@@ -1,0 +1,7 @@
+"""``python -m muonrl``."""
+
+import sys
+
+from muonrl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""The policy as files: tokenizer, chat format and model, all loadable by transformers' Auto classes."""

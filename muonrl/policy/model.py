@@ -1,0 +1,67 @@
+"""Creating, loading and saving the policy model with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from muonrl.config import ModelConfig
+from muonrl.errors import CheckpointError
+from muonrl.policy.tokenizer import END, PAD, token_id
+
+
+def new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """A randomly initialised Qwen3-architecture policy in float32; the same seed gives the same weights."""
+    spec = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden,
+        intermediate_size=config.ffn,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_context,
+        tie_word_embeddings=config.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        pad_token_id=token_id(tokenizer, PAD),
+        eos_token_id=token_id(tokenizer, END),
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(spec)
+    return model.float()
+
+
+def save_policy(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write weights (safetensors), config and tokenizer so that transformers' Auto classes load the folder."""
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def load_policy(folder: Path) -> tuple[Any, Any]:
+    """Load ``(model, tokenizer)`` in float32 from a folder written by :func:`save_policy`; never asks a model hub.
+
+    Raises :class:`CheckpointError` where the folder or a part of it is missing or cannot be read.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"no model at {folder}: config.json is missing")
+    try:
+        AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as fault:
+        raise CheckpointError(
+            f"the model at {folder} cannot be loaded: {str(fault).splitlines()[0]}"
+        ) from fault
+    return model, tokenizer

@@ -1,0 +1,187 @@
+"""Scripted demonstrations: find the function, view it, replace one line, finish.
+
+The demonstrator knows how to use the tools but not, as a rule, what is wrong: it applies the true repair with probability
+``oracle_share`` and otherwise a random operator edit within the buggy function. A model that imitates it masters the form
+and guesses the repair, which leaves the repair for reinforcement learning. The tools are the agent's own, run on a plain
+folder: nothing of a repository is executed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import random
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muonrl.agents import guest_tools
+from muonrl.agents.actions import Action
+from muonrl.errors import TaskError
+from muonrl.tasks.operators import Edit, candidate_edits
+from muonrl.tasks.schema import RepairTask
+
+_MARKUP = re.compile(r"(</?(?:function|parameter)(?:=[a-z_]+)?>)")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Names that keep their meaning when a demonstration is renamed: the language, its builtins, and the tools' own words.
+_KEPT_WORDS = """
+returned raised expected edited view str_replace submit more lines py self
+append items keys values join split strip lower upper pop get add sort extend insert
+"""
+_KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | frozenset(_KEPT_WORDS.split())
+# Everyday words, of which identifiers are made: the tokenizer learns them, and renaming draws from them.
+WORDS = tuple((Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split())
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A finished transcript: the user's message, then (reply, observation) pairs; the last observation is empty."""
+
+    statement: str
+    steps: tuple[tuple[str, str], ...]
+    oracle: bool
+
+    def texts(self) -> list[str]:
+        return [self.statement, *(text for step in self.steps for text in step)]
+
+
+def make_demonstrations(
+    tasks: Sequence[RepairTask],
+    count: int,
+    *,
+    oracle_share: float,
+    rename_share: float,
+    view_lines: int,
+    max_chars: int,
+    seed: int,
+) -> list[Demonstration]:
+    """``count`` demonstrations over ``tasks``; deterministic in ``seed``.
+
+    Half show the task's own bug; the others plant a different operator bug in the same function, so that the form is
+    learned on more code than the tasks themselves.
+    """
+    rng = random.Random(seed)
+    options = {"view_lines": view_lines, "max_chars": max_chars, "timeout": 10.0}
+    by_repo: dict[str, list[RepairTask]] = defaultdict(list)
+    for task in tasks:
+        by_repo[task.repo].append(task)
+    result: list[Demonstration] = []
+    edits = _EditCache()
+    usable = [t for t in tasks if _repair_is_an_edit(t, edits)]
+    if not usable:
+        raise TaskError("no task can be repaired by one operator edit: a warm start needs model.path instead")
+    with tempfile.TemporaryDirectory(prefix="muonrl-demonstrations-") as scratch:
+        bench = {repo: _Bench(Path(scratch) / repo, group[0].base) for repo, group in by_repo.items()}
+        while len(result) < count:
+            task = rng.choice(usable)
+            made = _demonstrate(task, bench[task.repo], edits, rng, oracle_share, options)
+            result.append(_rename(made, rng) if rng.random() < rename_share else made)
+    return result
+
+
+class _Bench:
+    """One repository laid out in a scratch folder on which the tools run."""
+
+    def __init__(self, root: Path, files: Mapping[str, bytes]) -> None:
+        self.root = root
+        for path, data in files.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    def set(self, path: str, text: str) -> None:
+        (self.root / path).write_text(text, encoding="utf-8")
+
+    def use(self, action: Action, options: Mapping[str, object]) -> str:
+        answer = guest_tools.run(action.name, action.parameters, options, self.root)
+        return str(answer["text"])
+
+
+class _EditCache:
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], list[Edit]] = {}
+
+    def of(self, source: str, function: str) -> list[Edit]:
+        key = (source, function)
+        if key not in self._known:
+            self._known[key] = candidate_edits(source, function)
+        return self._known[key]
+
+
+def _demonstrate(
+    task: RepairTask,
+    bench: _Bench,
+    edits: _EditCache,
+    rng: random.Random,
+    oracle_share: float,
+    options: Mapping[str, object],
+) -> Demonstration:
+    path, function = task.provenance["path"], task.provenance["function"]
+    original, fixed = task.base[path].decode(), task.gold_patch[path].decode()
+    buggy = rng.choice(edits.of(fixed, function)).text if rng.random() < 0.5 else original
+    guesses = _unambiguous(buggy, edits.of(buggy, function))
+    if not any(e.text == fixed for e in guesses):  # a planted bug that one unique line cannot repair
+        buggy = original
+        guesses = _unambiguous(buggy, edits.of(buggy, function))
+    oracle = rng.random() < oracle_share
+    choice = next(e for e in guesses if e.text == fixed) if oracle else rng.choice(guesses)
+    bench.set(path, buggy)
+    line = next(n for n, text in enumerate(buggy.splitlines(), 1) if text.startswith(f"def {function}("))
+    actions = [
+        Action("search", {"search_term": f"def {function}("}),
+        Action("file_editor", {"command": "view", "path": path, "view_range": f"[{line}, -1]"}),
+        Action(
+            "file_editor",
+            {"command": "str_replace", "path": path, "old_str": choice.old, "new_str": choice.new},
+        ),
+        Action("finish", {"command": "submit"}),
+    ]
+    steps = [(a.text(), bench.use(a, options)) for a in actions[:-1]]
+    bench.set(path, original)
+    return Demonstration(task.problem_statement, (*steps, (actions[-1].text(), "")), oracle)
+
+
+def _repair_is_an_edit(task: RepairTask, edits: _EditCache) -> bool:
+    path = task.provenance.get("path", "")
+    if set(task.gold_patch) != {path}:
+        return False
+    buggy, fixed = task.base[path].decode(), task.gold_patch[path].decode()
+    return any(e.text == fixed for e in _unambiguous(buggy, edits.of(buggy, task.provenance["function"])))
+
+
+def _unambiguous(source: str, edits: Sequence[Edit]) -> list[Edit]:
+    return [e for e in edits if source.count(e.old) == 1]
+
+
+def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
+    """The same transcript under other identifiers, so that copying is learned rather than names."""
+    mapping: dict[str, str] = {}
+    taken: set[str] = set()
+
+    def fresh(name: str) -> str:
+        while True:
+            if len(name) > 2:
+                made = "_".join(rng.choice(WORDS) for _ in range(1 + name.count("_")))
+            else:
+                made = rng.choice("abcdefghijklmnopqrstuvwxyz") + rng.choice(("", "", "s"))
+            if made not in taken and made not in _KEPT:
+                taken.add(made)
+                return made
+
+    def swap(match: re.Match[str]) -> str:
+        name = match.group(0)
+        if name in _KEPT:
+            return name
+        if name not in mapping:
+            mapping[name] = fresh(name)
+        return mapping[name]
+
+    def text(value: str) -> str:
+        parts = _MARKUP.split(value)  # odd places hold the markup, which keeps its names
+        return "".join(part if i % 2 else _IDENTIFIER.sub(swap, part) for i, part in enumerate(parts))
+
+    steps = tuple((text(reply), text(observation)) for reply, observation in demonstration.steps)
+    return Demonstration(text(demonstration.statement), steps, demonstration.oracle)
