@@ -90,6 +90,10 @@ async def _act(
     if result.timed_out:
         error = ToolError("timeout", f"{action.name} did not end within {timeout:g} s")
         return f"error: {error.detail}", (error,), False
+    if result.rc and not result.stdout:
+        # The agent's own command ended the tool (``kill -9 $PPID``): its mistake, not the machine's.
+        error = ToolError("exit_code", f"{action.name} was ended by its own command ({result.rc})")
+        return f"error: {error.detail}", (error,), False
     try:
         answer = json.loads(result.stdout)
         error = answer["error"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging
 
 from muonrl.config import ModelConfig
 from muonrl.errors import CheckpointError
@@ -45,6 +45,7 @@ def new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int
 
 def save_policy(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write weights (safetensors), config and tokenizer so that transformers' Auto classes load the folder."""
+    logging.disable_progress_bar()
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 
@@ -56,8 +57,8 @@ def load_policy(folder: Path) -> tuple[Any, Any]:
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"no model at {folder}: config.json is missing")
+    logging.disable_progress_bar()
     try:
-        AutoConfig.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as fault:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from muonrl.errors import TaskError
 
@@ -72,6 +72,11 @@ class RepairTask:
             raise TaskError(f"{self.task_id}: the gold patch changes nothing")
         if self.timeout_s <= 0:
             raise TaskError(f"{self.task_id}: timeout_s is {self.timeout_s}, it must be positive")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy cannot be pickled; the rollout process gets tasks built anew, and checked anew.
+        values = (getattr(self, f.name) for f in fields(self))
+        return RepairTask, tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
     @property
     def gold_tree(self) -> dict[str, bytes]:

@@ -54,8 +54,9 @@ class Collector:
         self.wait_seconds = 0.0
 
     def dispatch(self) -> None:
-        """Send rollouts up to the admission capacity; at most one outstanding a task."""
-        while self.admission.capacity() > 0:
+        """Send rollouts up to the admission capacity and to what the run still needs; at most one outstanding a task."""
+        needed = self.config.run.updates * self.config.run.rollouts_per_update
+        while self.admission.capacity() > 0 and self.admission.dispatched < needed:
             task_id = self._next_task()
             if task_id is None:
                 return
@@ -171,15 +172,6 @@ class Collector:
         drift = self.drift.get(trajectory.task_id, 0.0)
         self.baselines[trajectory.id] = self.tracker.observe(trajectory.task_id, trajectory.reward, drift)
         self.finished.append(trajectory)
-
-    def abandon(self) -> None:
-        """Forget what is in flight or finished but not trained on, counted as drops: what a restart cannot keep."""
-        for request in self.in_flight.values():
-            if request.purpose == "train":
-                self.tracker.cancel(request.task_id)
-                self.admission.release()
-        self.admission.release(len(self.finished))
-        self.in_flight, self.finished, self.baselines = {}, [], {}
 
     def state_dict(self) -> dict[str, Any]:
         """Tracker, sampler RNG, visits and counters as JSON-able values, with nothing in flight."""

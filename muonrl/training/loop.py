@@ -76,7 +76,6 @@ class Trainer:
             last = self.update == self.config.run.updates
             if last or self.update % self.config.run.checkpoint_every == 0:
                 self.save()
-        self.collector.abandon()
         self.heldout_after = self._evaluate("after")
         self.save()
 

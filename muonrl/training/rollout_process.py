@@ -92,7 +92,9 @@ class _Rollouts:
         provider = make_provider(self.config.sandbox)
         await provider.start()
         try:
-            self.grader = Grader(provider, cache=self.config.grading.cache)
+            self.grader = Grader(
+                provider, cache=self.config.grading.cache, timeout=self.config.grading.timeout
+            )
             loop = asyncio.get_running_loop()
             loop.add_reader(self.connection.fileno(), self._receive)
             loop.add_signal_handler(signal.SIGTERM, self.stopping.set)
