@@ -34,7 +34,7 @@ class UpdateReport:
     groups: dict[str, GroupReport]
     ns_residual: float
     losses: list[float]  # one a pass
-    drift: list[float]  # per rollout: mean |proximal - rollout log-probability| over its action tokens
+    drift: list[float]  # per rollout: mean |logp before the update - at rollout| of its action tokens
 
 
 def build_optimizer(model: Any, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -73,6 +73,8 @@ class Learner:
         self.loss_config: LossConfig = config.loss
         self.config: OptimizerConfig = config.optimizer
         self.temperature = config.agent.temperature
+        # SPO's retention reads how far the policy has moved, which the proximal "rollout" does not show by itself.
+        self.measure_drift = config.algorithm.baseline == "spo" and config.loss.proximal == "rollout"
         self.optimizer = build_optimizer(model, config.optimizer)
         self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.updates = 0
@@ -102,6 +104,7 @@ class Learner:
             if self.loss_config.proximal == "rollout"
             else self.logprobs(batches)
         )
+        drift = _drift(batches, self.logprobs(batches) if self.measure_drift else old)
         valid = sum(int(b.mask.sum()) for b in batches)
         normalizer = torch.tensor(float(valid if self.loss_config.agg == "token_mean" else len(rollouts)))
         self._set_lr()
@@ -119,7 +122,7 @@ class Learner:
             losses.append(float(loss_sum))
         self.updates += 1
         assert total is not None
-        return UpdateReport(total.as_dict(), groups, residual, losses, _drift(batches, old))
+        return UpdateReport(total.as_dict(), groups, residual, losses, drift)
 
     def _loss(self, batch: MicroBatch, old_logp: Tensor, normalizer: Tensor) -> tuple[Tensor, Any]:
         c = self.loss_config
@@ -176,7 +179,7 @@ class Learner:
             )
             if name == "hidden" and self.config.name == "muon":
                 decay = group["lr"] * group["weight_decay"]
-                residual = _residual([d + decay * b for d, b in zip(change, before[name], strict=True)])
+                residual = _residual(change, before[name], decay)
         return reports, residual
 
 
@@ -189,8 +192,8 @@ def _drift(batches: Sequence[MicroBatch], old: Sequence[Tensor]) -> list[float]:
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    norms = torch._foreach_norm(list(tensors))
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    given = list(tensors)
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given)))) if given else 0.0
 
 
 def spectral_norm(matrix: Tensor, iterations: int = 8) -> float:
@@ -202,11 +205,16 @@ def spectral_norm(matrix: Tensor, iterations: int = 8) -> float:
     return float((matrix @ v).norm())
 
 
-def _residual(updates: Sequence[Tensor]) -> float:
-    """Mean over matrices of the orthogonality residual of the update, scaled to mean squared singular value 1."""
+def _residual(changes: Sequence[Tensor], before: Sequence[Tensor], decay: float) -> float:
+    """Mean over matrices of the orthogonality residual of the update, scaled to mean squared singular value 1.
+
+    The update is what the weight decay leaves of the change. A matrix whose update drowns in the rounding of its weights
+    (no gradient so far) is left out.
+    """
     values = []
-    for update in updates:
+    for change, weight in zip(changes, before, strict=True):
+        update = change + decay * weight
         energy = float(update.norm()) / min(update.shape) ** 0.5
-        if energy > 0:
+        if float(update.norm()) > 16 * torch.finfo(weight.dtype).eps * float(weight.norm()):
             values.append(float(orthogonality_residual(update / energy)))
     return sum(values) / len(values) if values else 0.0
