@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return FAULT
+    except OSError as fault:
+        where = f"{fault.filename}: " if fault.filename else ""
+        print(f"muonrl: fault: {where}{fault.strerror or fault}", file=sys.stderr)
+        return FAULT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint or model folder, or a run"
     )
     evaluate.add_argument("--samples", type=int, default=4, help="rollouts a task (default 4)")
-    _recipe_options(evaluate)
+    _recipe_options(evaluate, default=None)
 
     report = _command(commands, "report", _report, "write report.html of a run")
     report.add_argument("run_dir", type=Path, metavar="RUN")
@@ -87,9 +92,10 @@ def _command(commands: Any, name: str, run: Command | None, text: str) -> argpar
     return parser
 
 
-def _recipe_options(parser: argparse.ArgumentParser) -> None:
+def _recipe_options(parser: argparse.ArgumentParser, default: str | None = "tiny") -> None:
+    usual = default or "the recipe of the checkpoint, else tiny"
     parser.add_argument(
-        "--recipe", default="tiny", help="a shipped recipe or the path of a .toml file (default tiny)"
+        "--recipe", default=default, help=f"a shipped recipe or the path of a .toml file (default {usual})"
     )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--seed", type=int, help="the run's seed")
@@ -166,9 +172,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 def _finish(run_dir: Path, summary: dict[str, object] | None) -> int:
     if summary is None:
-        checkpoints = run_dir / "checkpoints"
-        command = f"muonrl resume {run_dir}" if checkpoints.is_dir() else f"muonrl train --run-dir {run_dir}"
-        print(f"stopped; continue with: {command}")
+        print(f"stopped; continue with: muonrl resume {shlex.quote(str(run_dir))}")
         return STOPPED
     from muonrl.reporting.summary import summary_table
 
@@ -183,6 +187,7 @@ def _eval(options: argparse.Namespace) -> int:
     from muonrl.errors import CheckpointError
     from muonrl.reporting.console import Progress
     from muonrl.training.checkpoint import latest_checkpoint
+    from muonrl.training.rollout_client import Interrupted
     from muonrl.training.run import evaluate_checkpoint
 
     if options.samples < 1:
@@ -191,9 +196,15 @@ def _eval(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise CheckpointError(f"no checkpoint at {folder}: no such folder")
     folder = latest_checkpoint(folder / "checkpoints") or folder
+    if options.recipe is None:
+        own = folder / "config.toml"
+        options.recipe = str(own) if own.is_file() else "tiny"
     config = _load(options)
-    with Progress(1, f"evaluating {folder}") as progress:
-        value = evaluate_checkpoint(folder, options.samples, progress, config)
+    try:
+        with Progress(1, f"evaluating {folder}") as progress:
+            value = evaluate_checkpoint(folder, options.samples, progress, config)
+    except Interrupted:
+        raise KeyboardInterrupt from None
     print(f"held-out pass@1 {value:.4f} ({options.samples} samples a task)")
     return 0
 

@@ -15,16 +15,14 @@ from muonrl.config import Config
 from muonrl.errors import InfrastructureError
 from muonrl.tasks.schema import RepairTask
 from muonrl.training.messages import Dropped, Event, Finished, RolloutRequest, Usage
-from muonrl.training.rollout_client import RolloutClient
+from muonrl.training.rollout_client import Interrupted, RolloutClient
 from muonrl.training.staleness import Admission, Selection, select
 from muonrl.trajectory import PolicyId, Trajectory, derive_seed
 
 # No rollout finishing for this long means that something is stuck; the error says what was awaited.
 QUIET_DEADLINE = 300.0
-
-
-class Interrupted(Exception):
-    """The user asked to stop."""
+# So many rollouts in a row lost to faults, and as many again as run at once: the machine is broken, not a rollout.
+FAULTS_IN_A_ROW = 20
 
 
 class Collector:
@@ -50,6 +48,7 @@ class Collector:
         self.again: list[str] = []  # tasks whose rollout was too old and is to be played again
         self.evaluated: list[Trajectory] = []
         self.drops: Counter[str] = Counter()
+        self._faults = 0  # since the last rollout that finished
         self.usage = Usage()
         self.wait_seconds = 0.0
 
@@ -79,9 +78,14 @@ class Collector:
         self.client.send(request)
 
     def collect(self) -> Selection:
-        """Wait until an update's rollouts are there; too old ones are dropped and counted, and replaced."""
+        """Wait until an update's rollouts are there; too old ones are dropped and counted, and replaced.
+
+        Raises Interrupted when asked to stop, and InfrastructureError where nothing finishes any more.
+        """
         began = time.perf_counter()
         while True:
+            if self.interrupted():
+                raise Interrupted
             self.dispatch()
             chosen = select(
                 self.finished,
@@ -157,14 +161,19 @@ class Collector:
             case Dropped():
                 del self.in_flight[event.request.id]
                 self.drops[event.reason] += 1
+                self._faults += 1
                 if event.request.purpose == "train":
                     self.tracker.cancel(event.request.task_id)
                     self.admission.release()
+                if self._faults >= FAULTS_IN_A_ROW + self.config.sandbox.concurrency:
+                    text = f"{self._faults} rollouts in a row were lost, the last to: {event.detail}"
+                    raise InfrastructureError(event.reason, text)
             case Usage():
                 self.usage = event
 
     def _finish(self, event: Finished) -> None:
         del self.in_flight[event.request.id]
+        self._faults = 0
         trajectory = event.trajectory
         if event.request.purpose == "eval":
             self.evaluated.append(trajectory)
@@ -184,7 +193,8 @@ class Collector:
             "tracker": tracker,
             "rng": self.rng.bit_generator.state,
             "visits": dict(self.visits),
-            "drift": self.drift,
+            "drift": dict(self.drift),
+            "again": list(self.again),
             "admission": admission,
             "policy": [self.policy.epoch, self.policy.step],
             "lost_on_resume": lost,
@@ -196,6 +206,7 @@ class Collector:
         self.rng.bit_generator.state = state["rng"]
         self.visits = Counter(state["visits"])
         self.drift = {str(task): float(d) for task, d in state["drift"].items()}
+        self.again = [str(task) for task in state["again"]]
         self.admission.load_state_dict(state["admission"])
         epoch, step = state["policy"]
         self.policy = PolicyId(int(epoch), int(step))

@@ -31,6 +31,7 @@ from muonrl.training.collector import Collector
 from muonrl.training.learner import Learner, UpdateReport
 from muonrl.training.messages import Usage
 from muonrl.training.staleness import Selection, staleness_histogram
+from muonrl.training.weights import clear_save_faults
 from muonrl.trajectory import PolicyId, Trajectory
 
 MODEL, TRAINER = "model", "trainer.json"
@@ -173,7 +174,8 @@ class Trainer:
         return path
 
     def _write(self, folder: Path) -> None:
-        save_policy(folder / MODEL, self.learner.model, self.tokenizer)
+        with clear_save_faults(folder / MODEL):
+            save_policy(folder / MODEL, self.learner.model, self.tokenizer)
         save_optimizer(folder, self.learner.optimizer.state_dict())
         state = {
             "update": self.update,
@@ -182,12 +184,16 @@ class Trainer:
             "heldout_after": self.heldout_after,
             "learner_updates": self.learner.updates,
             "collector": self.collector.state_dict(),
+            "drops": dict(self.collector.drops - self._drops),  # since the last update's record
         }
         write_json(folder / TRAINER, state)
         shutil.copy(self.run_dir / "config.toml", folder / "config.toml")
 
-    def restore(self, folder: Path, *, rolled_back: bool) -> None:
-        """Continue from a checkpoint. After a rollback, policies of the lost lineage are never named again."""
+    def restore(self, folder: Path, *, lost_epoch: int | None) -> None:
+        """Continue from a checkpoint; ``lost_epoch`` is the newest epoch of updates that the checkpoint is older than.
+
+        Policies of that lost lineage are never named again: the run goes on in a new epoch.
+        """
         state = read_json(folder / TRAINER)
         self.update = int(state["update"])
         self.before_seconds = float(state["wall_s"])
@@ -195,9 +201,10 @@ class Trainer:
         self.learner.updates = int(state["learner_updates"])
         self.learner.optimizer.load_state_dict(load_optimizer(folder))
         self.collector.load_state_dict(state["collector"])
-        if rolled_back:
+        self.collector.drops.update(state["drops"])
+        if lost_epoch is not None:
             now = self.collector.policy
-            self.collector.policy = PolicyId(now.epoch + 1, now.step)
+            self.collector.policy = PolicyId(max(now.epoch, lost_epoch) + 1, now.step)
             self.collector.tracker.publish(self.collector.policy)
 
 

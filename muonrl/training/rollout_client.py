@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +29,21 @@ STOP_DEADLINE = 20.0
 T = TypeVar("T")
 
 
+class Interrupted(Exception):
+    """The user asked to stop."""
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keep Ctrl-C back for the length of the block; a process started in it begins with Ctrl-C blocked."""
+    resource_tracker.ensure_running()  # its first start, inside the block, would end the blocking too early
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class RolloutClient:
     """Starts the rollout process and exchanges messages with it. Use as a context manager.
 
@@ -36,7 +54,8 @@ class RolloutClient:
         context = multiprocessing.get_context("spawn")
         self._connection, far = context.Pipe()
         self._process = context.Process(target=main, args=(far, setup), name="muonrl-rollouts", daemon=True)
-        self._process.start()
+        with _interrupts_held():  # until it ignores Ctrl-C by itself, it must not break off with a traceback
+            self._process.start()
         far.close()
         self._staging = staging
         self._events: queue.Queue[Event | None] = queue.Queue()
@@ -52,7 +71,7 @@ class RolloutClient:
         self.close()
 
     def wait_ready(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until the sandboxes stand. Raises what the rollout process reports."""
+        """Wait until the sandboxes stand. Raises what the rollout process reports, and Interrupted when asked to stop."""
         self._await(Ready, START_DEADLINE, "the sandboxes did not start", interrupted)
 
     def send(self, command: Command) -> None:
@@ -76,7 +95,9 @@ class RolloutClient:
     def _await(self, kind: type[T], deadline: float, what: str, interrupted: Callable[[], bool]) -> T:
         """The next event of ``kind``; the others keep their order for :meth:`event`."""
         end = time.monotonic() + deadline
-        while time.monotonic() < end and not interrupted():
+        while time.monotonic() < end:
+            if interrupted():
+                raise Interrupted
             event = self._take(0.2)
             if isinstance(event, kind):
                 return event

@@ -55,14 +55,25 @@ class RolloutSetup:
 def main(connection: Connection, setup: RolloutSetup) -> None:
     """Entry point of the process. Ctrl-C is the learner's business; the learner's death ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     torch.set_num_threads(setup.config.run.threads_sampler)
     try:
         asyncio.run(_Rollouts(connection, setup).serve())
-    except MuonrlError as fault:
-        connection.send(Failed(str(fault), user=True))
-    except (OSError, RuntimeError, ValueError, InfrastructureError) as fault:
-        connection.send(Failed(f"{type(fault).__name__}: {fault}", user=False))
+    except (MuonrlError, OSError, RuntimeError, ValueError, InfrastructureError, ExceptionGroup) as fault:
+        _report(connection, fault)
+
+
+def _report(connection: Connection, fault: Exception) -> None:
+    """Tell the learner what ended this process, if it is still there to be told."""
+    while isinstance(fault, ExceptionGroup):  # of a task group: the first fault is what ended the others
+        fault = fault.exceptions[0]
+    user = isinstance(fault, MuonrlError)
+    text = str(fault) if user else f"{type(fault).__name__}: {fault}"
+    try:
+        connection.send(Failed(" ".join(text.split()), user))
+    except OSError:
+        pass
 
 
 class _Rollouts:
