@@ -56,12 +56,12 @@ class ModelConfig:
     """The shape of a new tiny policy, or ``path``: the folder of an existing checkpoint to start from instead."""
 
     hidden: int = _at(128, ge=8)
-    layers: int = _at(5, ge=1)
+    layers: int = _at(4, ge=1)
     heads: int = _at(4, ge=1)
     kv_heads: int = _at(2, ge=1)
     head_dim: int = _at(32, ge=2)
     ffn: int = _at(384, ge=8)
-    vocab: int = _at(1024, ge=259)
+    vocab: int = _at(2048, ge=259)
     tied: bool = True
     max_context: int = _at(512, ge=32)
     path: str = ""
@@ -71,13 +71,13 @@ class ModelConfig:
 class WarmstartConfig:
     """Supervised steps on scripted demonstrations, of which ``oracle_share`` show the true repair, the rest a guess."""
 
-    demonstrations: int = _at(3000, ge=1)
-    steps: int = _at(300, ge=0)
-    batch_tokens: int = _at(8192, ge=1)
-    lr_muon: float = _at(2e-2, ge=0)
+    demonstrations: int = _at(4000, ge=1)
+    steps: int = _at(1400, ge=0)
+    batch_tokens: int = _at(2048, ge=1)
+    lr_muon: float = _at(5e-3, ge=0)
     lr_adamw: float = _at(3e-3, ge=0)
     oracle_share: float = _at(0.25, ge=0, le=1)
-    rename_share: float = _at(0.5, ge=0, le=1)
+    rename_share: float = _at(0.8, ge=0, le=1)
     seed: int = _at(0, ge=0, le=2**63 - 1)
     cache_dir: str = ""
 

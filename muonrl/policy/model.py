@@ -19,6 +19,9 @@ from muonrl.config import ModelConfig
 from muonrl.errors import CheckpointError
 from muonrl.policy.tokenizer import END, PAD, token_id
 
+EMBEDDING_STD = 0.1
+QK_GAIN = 1.5
+
 
 def new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """A randomly initialised Qwen3-architecture policy in float32; the same seed gives the same weights."""
@@ -40,6 +43,13 @@ def new_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(spec)
+    with torch.no_grad():
+        # A tied embedding is also the copying head: rare tokens must start distinct enough to be told apart by it.
+        model.model.embed_tokens.weight.mul_(EMBEDDING_STD / spec.initializer_range)
+        for name, parameter in model.named_parameters():
+            # With unit gains the normalised queries and keys cannot attend sharply, and gains grow slowly.
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.fill_(QK_GAIN)
     return model.float()
 
 

@@ -12,10 +12,11 @@ import builtins
 import keyword
 import random
 import re
+import string
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muonrl.agents import guest_tools
@@ -24,6 +25,8 @@ from muonrl.errors import TaskError
 from muonrl.tasks.operators import Edit, candidate_edits
 from muonrl.tasks.schema import RepairTask
 
+MAX_PRACTICE = 3
+Step = tuple[str, str]  # reply, observation
 _MARKUP = re.compile(r"(</?(?:function|parameter)(?:=[a-z_]+)?>)")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Names that keep their meaning when a demonstration is renamed: the language, its builtins, and the tools' own words.
@@ -32,20 +35,30 @@ returned raised expected edited view str_replace submit more lines py self
 append items keys values join split strip lower upper pop get add sort extend insert
 """
 _KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | frozenset(_KEPT_WORDS.split())
+_ENDINGS = ("s", "es", "ed", "er", "est", "ing", "ly", "y")
 # Everyday words, of which identifiers are made: the tokenizer learns them, and renaming draws from them.
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split())
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A finished transcript: the user's message, then (reply, observation) pairs; the last observation is empty."""
+    """A finished transcript: the user's message, then (reply, observation) pairs; the last observation is empty.
+
+    ``practice`` are further replacements on other lines of the same view. They belong to no episode: they let a model
+    practise the hardest reply several times a view.
+    """
 
     statement: str
-    steps: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+    practice: tuple[Step, ...]
     oracle: bool
 
     def texts(self) -> list[str]:
         return [self.statement, *(text for step in self.steps for text in step)]
+
+    def drill(self) -> Demonstration:
+        """The transcript up to its replacement, followed by the practice."""
+        return replace(self, steps=(*self.steps[:-1], *self.practice))
 
 
 def make_demonstrations(
@@ -130,18 +143,33 @@ def _demonstrate(
     choice = next(e for e in guesses if e.text == fixed) if oracle else rng.choice(guesses)
     bench.set(path, buggy)
     line = next(n for n, text in enumerate(buggy.splitlines(), 1) if text.startswith(f"def {function}("))
-    actions = [
+    opening = [
         Action("search", {"search_term": f"def {function}("}),
         Action("file_editor", {"command": "view", "path": path, "view_range": f"[{line}, -1]"}),
-        Action(
-            "file_editor",
-            {"command": "str_replace", "path": path, "old_str": choice.old, "new_str": choice.new},
-        ),
-        Action("finish", {"command": "submit"}),
     ]
-    steps = [(a.text(), bench.use(a, options)) for a in actions[:-1]]
+    finish = (Action("finish", {"command": "submit"}).text(), "")
+    steps = [(a.text(), bench.use(a, options)) for a in (*opening, _replace(path, choice))]
+    practice = []
+    for guess in _other_lines(guesses, choice, rng)[:MAX_PRACTICE]:
+        action = _replace(path, guess)
+        practice.append((action.text(), bench.use(action, options)))
     bench.set(path, original)
-    return Demonstration(task.problem_statement, (*steps, (actions[-1].text(), "")), oracle)
+    return Demonstration(task.problem_statement, (*steps, finish), tuple(practice), oracle)
+
+
+def _replace(path: str, edit: Edit) -> Action:
+    parameters = {"command": "str_replace", "path": path, "old_str": edit.old, "new_str": edit.new}
+    return Action("file_editor", parameters)
+
+
+def _other_lines(guesses: Sequence[Edit], choice: Edit, rng: random.Random) -> list[Edit]:
+    """One random edit for each line but that of ``choice``, in random order."""
+    by_line: dict[int, list[Edit]] = defaultdict(list)
+    for guess in guesses:
+        by_line[guess.line].append(guess)
+    lines = [line for line in by_line if line != choice.line]
+    rng.shuffle(lines)
+    return [rng.choice(by_line[line]) for line in lines]
 
 
 def _repair_is_an_edit(task: RepairTask, edits: _EditCache) -> bool:
@@ -156,6 +184,13 @@ def _unambiguous(source: str, edits: Sequence[Edit]) -> list[Edit]:
     return [e for e in edits if source.count(e.old) == 1]
 
 
+def _word(rng: random.Random) -> str:
+    """Mostly a known word, at times inflected; else letters at random, so that the rare tokens are copied too."""
+    if rng.random() < 0.15:
+        return "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(3, 7)))
+    return rng.choice(WORDS) + (rng.choice(_ENDINGS) if rng.random() < 0.3 else "")
+
+
 def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
     """The same transcript under other identifiers, so that copying is learned rather than names."""
     mapping: dict[str, str] = {}
@@ -164,7 +199,7 @@ def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
     def fresh(name: str) -> str:
         while True:
             if len(name) > 2:
-                made = "_".join(rng.choice(WORDS) for _ in range(1 + name.count("_")))
+                made = "_".join(_word(rng) for _ in range(1 + name.count("_")))
             else:
                 made = rng.choice("abcdefghijklmnopqrstuvwxyz") + rng.choice(("", "", "s"))
             if made not in taken and made not in _KEPT:
@@ -183,5 +218,12 @@ def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
         parts = _MARKUP.split(value)  # odd places hold the markup, which keeps its names
         return "".join(part if i % 2 else _IDENTIFIER.sub(swap, part) for i, part in enumerate(parts))
 
-    steps = tuple((text(reply), text(observation)) for reply, observation in demonstration.steps)
-    return Demonstration(text(demonstration.statement), steps, demonstration.oracle)
+    def steps(values: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple((text(reply), text(observation)) for reply, observation in values)
+
+    return Demonstration(
+        text(demonstration.statement),
+        steps(demonstration.steps),
+        steps(demonstration.practice),
+        demonstration.oracle,
+    )

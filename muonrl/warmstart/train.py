@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -103,8 +105,9 @@ def _train(config: Config, tasks: Sequence[RepairTask], folder: Path, progress: 
         config.model.max_context,
     )
     model = new_model(config.model, tokenizer, w.seed)
-    examples = [encode(d, ChatFormat(tokenizer)) for d in demonstrations]
-    final = fit(model, examples, config, progress)
+    chat = ChatFormat(tokenizer)
+    examples = [encode(d, chat) for d in demonstrations]
+    final = fit(model, stages(examples, [encode(d.drill(), chat) for d in demonstrations]), config, progress)
     save_policy(folder, model, tokenizer)
     record = {
         "loss": final,
@@ -130,11 +133,14 @@ def encode(demonstration: Demonstration, chat: ChatFormat) -> Example:
 
 def fit(
     model: Any,
-    examples: Sequence[Example],
+    course: Sequence[tuple[float, Sequence[Example]]],
     config: Config,
     progress: Progress,
 ) -> float:
-    """``warmstart.steps`` steps of next-token prediction on the demonstrator's tokens -> the last step's loss."""
+    """``warmstart.steps`` steps of next-token prediction on the demonstrator's tokens -> the last step's loss.
+
+    ``course`` lists (share of the steps, examples) in the order in which they are learned from.
+    """
     w = config.warmstart
     split = split_params(model)
     adamw = {"lr": w.lr_adamw, "betas": (0.9, 0.95), "weight_decay": 0.0}
@@ -146,15 +152,17 @@ def fit(
     )
     base = [group["lr"] for group in optimizer.param_groups]
     rng = random.Random(w.seed)
-    stream = batches(examples, w.batch_tokens, rng)
+    streams = [batches(stage, w.batch_tokens, rng) for _, stage in course]
+    ends = list(itertools.accumulate(share for share, _ in course))
     value = 0.0
     model.train()
     for step in range(w.steps):
-        # Short warm-up, then a linear descent to a tenth.
-        scale = min(1.0, (step + 1) / 20) * (1.0 - 0.9 * step / w.steps)
+        passed = step / w.steps
+        # Short warm-up, a plateau, then a linear descent to a tenth over the last third.
+        scale = min(1.0, (step + 1) / 20) * min(1.0, 0.1 + 2.7 * (1.0 - passed))
         for group, lr in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = lr * scale
-        ids, mask = next(stream)
+        ids, mask = next(streams[bisect.bisect_right(ends, passed)])
         hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         chosen = mask[:, 1:]
         logits = F.linear(hidden[chosen], model.lm_head.weight)
@@ -165,6 +173,24 @@ def fit(
         value = float(loss.detach())
         progress(step + 1, w.steps, value)
     return value
+
+
+def stages(whole: Sequence[Example], drills: Sequence[Example]) -> list[tuple[float, Sequence[Example]]]:
+    """The course of the warm start: (share of the steps, examples), easy to hard.
+
+    Copying takes longest to learn, and the first two replies are nothing else: cut off there, a batch holds several times
+    as many copies. Drills then repeat the replacement of a line. Whole episodes come last.
+    """
+    cuts = [[cut(example, replies) for example in whole] for replies in (1, 2)]
+    return [(0.18, cuts[0]), (0.18, cuts[1]), (0.34, drills), (0.30, whole)]
+
+
+def cut(example: Example, replies: int) -> Example:
+    """The example up to the end of its first ``replies`` replies."""
+    ids, mask = example
+    ends = [i for i in range(1, len(mask) + 1) if mask[i - 1] and (i == len(mask) or not mask[i])]
+    end = ends[replies - 1]
+    return ids[:end], mask[:end]
 
 
 def batches(
