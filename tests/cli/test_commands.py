@@ -294,13 +294,13 @@ def test_eval_of_a_folder_without_a_model(tmp_path, capsys):
 def test_eval_repeats_the_run_s_own_evaluation_and_leaves_no_trace(tmp_path, capsys):
     """Without a recipe it takes the checkpoint's own, so the figure is that of the run's end."""
     run = copy_run(tmp_path / "run")
-    before = {p for p in run.rglob("*")}
+    before = set(run.rglob("*"))
     assert muonrl("eval", run, "--samples", "1") == 0
     out = capsys.readouterr().out
     after = json.loads((run / "summary.json").read_text())["heldout_after"]
     assert f"held-out pass@1 {after:.4f} (1 samples a task)" in out
     assert f"held-out tasks: {load_recipe(home() / 'micro.toml').tasks.limit} x 1" in out
-    assert {p for p in run.rglob("*")} == before
+    assert set(run.rglob("*")) == before
 
 
 @needs_bwrap

@@ -117,7 +117,7 @@ def mounted(folder: Path, options: str, *command: str) -> subprocess.CompletedPr
     ):
         pytest.skip("no file system can be mounted here")
     # A copy of what was left comes out beside the folder, since the file system ends with the process.
-    after = f'"$@"; code=$?; cp -a "$0" "$0.left"; exit $code'
+    after = '"$@"; code=$?; cp -a "$0" "$0.left"; exit $code'
     return subprocess.run(
         [unshare, "-m", "sh", "-c", f"{mount} && {after}", folder, sys.executable, "-m", "muonrl", *command],
         capture_output=True,
