@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -65,14 +66,25 @@ def load_policy(folder: Path) -> tuple[Any, Any]:
 
     Raises :class:`CheckpointError` where the folder or a part of it is missing or cannot be read.
     """
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"no model at {folder}: config.json is missing")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"no model at {folder}: {name} is missing")
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as fault:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (
+        *(OSError, RuntimeError, SafetensorError),
+        *(ValueError, TypeError, KeyError, AttributeError),  # JSON of another form than expected
+    ) as fault:
+        reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise CheckpointError(f"the model at {folder} cannot be loaded: {reason}") from fault
+    model, report = loaded
+    # transformers fills what the file lacks with random numbers.
+    if lacking := sorted(report["missing_keys"]):
         raise CheckpointError(
-            f"the model at {folder} cannot be loaded: {str(fault).splitlines()[0]}"
-        ) from fault
+            f"the model at {folder} cannot be loaded: its weights lack {', '.join(lacking)}"
+        )
     return model, tokenizer
