@@ -125,7 +125,12 @@ class Engine:
         while not self._free:
             ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             await self._waiting.put(ticket)
-            await ticket
+            try:
+                await ticket
+            except asyncio.CancelledError:
+                if ticket.done() and not ticket.cancelled():
+                    self._wake()  # the slot that this one was woken for is for the next
+                raise
         if self.policy is None:
             raise RuntimeError("no policy has been published")
         slot = _Slot(self._free.pop(), self.policy)
@@ -134,13 +139,17 @@ class Engine:
 
     def release(self, slot: _Slot) -> None:
         """Free a slot; a reply still being sampled for it is cancelled."""
-        if self._open.pop(slot.index, None) is None:
+        if self._open.get(slot.index) is not slot:
             return
+        del self._open[slot.index]
         for request in [r for r in self._requests if r.slot is slot]:
             self._requests.remove(request)
             request.done.cancel()
         self._free.append(slot.index)
         self._forget()
+        self._wake()
+
+    def _wake(self) -> None:
         while not self._waiting.empty():
             ticket = self._waiting.get_nowait()
             if not ticket.done():
@@ -148,6 +157,12 @@ class Engine:
                 break
 
     async def sample(self, slot: _Slot, tokens: list[int], max_new_tokens: int, seed: int) -> list[Segment]:
+        if self._open.get(slot.index) is not slot:
+            raise RuntimeError("the session is closed")
+        if any(r.slot is slot and not r.done.done() for r in self._requests):
+            raise RuntimeError("the session is sampling a reply already")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens {max_new_tokens}: must be at least 1")
         if not tokens and slot.cached == len(slot.context):
             raise ValueError("tokens: received none, and the context has no token that was not fed yet")
         room = self.max_context - len(slot.context) - len(tokens)
@@ -175,6 +190,8 @@ class Engine:
     def step(self) -> None:
         """One token for every reply being sampled."""
         began = time.perf_counter()
+        # A caller that was cancelled leaves a request that nobody waits for.
+        self._requests = [r for r in self._requests if not r.done.done()]
         by_policy: dict[PolicyId, list[_Request]] = {}
         for request in self._requests:
             by_policy.setdefault(request.slot.policy, []).append(request)
