@@ -41,6 +41,11 @@ class Shape:
             raise ValueError(
                 f"rope_type {rope['rope_type']!r}: the embedded sampler runs the default rope only"
             )
+        if config.hidden_act != "silu":
+            raise ValueError(f"hidden_act {config.hidden_act!r}: the embedded sampler runs silu only")
+        for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
+            if getattr(config, name, False):
+                raise ValueError(f"{name}: the embedded sampler does not run it")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             hidden=config.hidden_size,
