@@ -98,8 +98,10 @@ async def _act(
         answer = json.loads(result.stdout)
         error = answer["error"]
         errors = () if error is None else (ToolError(error["kind"], str(error["detail"])),)
-        text, done = str(answer["text"]), bool(answer["done"])
-    except (ValueError, KeyError, TypeError) as fault:
+        # JSON can hold half a surrogate pair, which is no text.
+        text = str(answer["text"]).encode("utf-8", "replace").decode()
+        done = bool(answer["done"])
+    except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise InfrastructureError("tool_protocol", f"rc {result.rc}: {result.stderr[-200:]!r}") from fault
     if any(e.kind not in TOOL_ERROR_KINDS for e in errors):
         raise InfrastructureError("tool_protocol", f"unknown tool error {errors}")
