@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import os
 import random
 import re
 import string
@@ -86,13 +87,19 @@ def make_demonstrations(
     usable = [t for t in tasks if _repair_is_an_edit(t, edits)]
     if not usable:
         raise TaskError("no task can be repaired by one operator edit: a warm start needs model.path instead")
-    with tempfile.TemporaryDirectory(prefix="muonrl-demonstrations-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="muonrl-demonstrations-", dir=_memory()) as scratch:
         bench = {repo: _Bench(Path(scratch) / repo, group[0].base) for repo, group in by_repo.items()}
         while len(result) < count:
             task = rng.choice(usable)
             made = _demonstrate(task, bench[task.repo], edits, rng, oracle_share, options)
             result.append(_rename(made, rng) if rng.random() < rename_share else made)
     return result
+
+
+def _memory() -> str | None:
+    """A folder in memory where the system has one: the tools rewrite a file thousands of times."""
+    shared = Path("/dev/shm")
+    return str(shared) if os.access(shared, os.W_OK) else None
 
 
 class _Bench:
@@ -149,10 +156,8 @@ def _demonstrate(
     ]
     finish = (Action("finish", {"command": "submit"}).text(), "")
     steps = [(a.text(), bench.use(a, options)) for a in (*opening, _replace(path, choice))]
-    practice = []
-    for guess in _other_lines(guesses, choice, rng)[:MAX_PRACTICE]:
-        action = _replace(path, guess)
-        practice.append((action.text(), bench.use(action, options)))
+    others = _other_lines(guesses, choice, rng)[:MAX_PRACTICE]
+    practice = [(_replace(path, guess).text(), steps[-1][1]) for guess in others]  # the answer names the file alone
     bench.set(path, original)
     return Demonstration(task.problem_statement, (*steps, finish), tuple(practice), oracle)
 
