@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from muonrl.algorithms.advantages import Advantages, compute_advantages
-from muonrl.algorithms.shaping import turn_penalties
+from muonrl.algorithms.shaping import TurnPenalty, turn_penalties
 from muonrl.config import Config
 from muonrl.policy.model import save_policy
 from muonrl.reporting.console import Progress
@@ -119,14 +119,14 @@ class Trainer:
         }
         self.console.update(self.metrics.write(record))
 
-    def _advantages(self, batch: Sequence[Trajectory]) -> tuple[Advantages, list[list[float]]]:
+    def _advantages(self, batch: Sequence[Trajectory]) -> tuple[Advantages, list[tuple[TurnPenalty, ...]]]:
         algorithm = self.config.algorithm
         limit = self.config.agent.max_new_tokens
-        penalties = [[p.c for p in turn_penalties(t.turns, limit, algorithm)] for t in batch]
+        penalties = [turn_penalties(t.turns, limit, algorithm) for t in batch]
         advantages = compute_advantages(
             [t.reward for t in batch],
             [self.collector.baselines.pop(t.id) for t in batch],
-            penalties,
+            [[p.c for p in row] for row in penalties],
             [[turn.n_action for turn in t.turns] for t in batch],
             algorithm.normalization,
         )
@@ -208,7 +208,9 @@ class Trainer:
             self.collector.tracker.publish(self.collector.policy)
 
 
-def _outcome_metrics(batch: Sequence[Trajectory], penalties: Sequence[Sequence[float]]) -> dict[str, Any]:
+def _outcome_metrics(
+    batch: Sequence[Trajectory], penalties: Sequence[Sequence[TurnPenalty]]
+) -> dict[str, Any]:
     turns = [turn for t in batch for turn in t.turns]
     kinds = Counter(e.kind for turn in turns for e in turn.tool_errors)
     return {
@@ -220,7 +222,8 @@ def _outcome_metrics(batch: Sequence[Trajectory], penalties: Sequence[Sequence[f
         "turns_mean": len(turns) / len(batch),
         "tool_error_rate": sum(bool(turn.tool_errors) for turn in turns) / len(turns),
         "tool_errors": dict(kinds),
-        "penalised_rate": sum(c < 0 for row in penalties for c in row) / len(turns),
+        "penalised_rate": sum(p.c < 0 for row in penalties for p in row) / len(turns),
+        "length_rate": sum(p.c_len < 0 for row in penalties for p in row) / len(turns),
         "truncation_rate": sum(turn.truncated for turn in turns) / len(turns),
         "stops": dict(Counter(t.stop for t in batch)),
         "suspicious": sum(t.grade.suspicious for t in batch),

@@ -124,31 +124,37 @@ def newton_schulz(g):
     return x if g.shape[0] <= g.shape[1] else x.T
 
 
-def test_the_step_is_muon_on_hidden_matrices_and_adamw_elsewhere():
-    """First step from zero state, by hand: nesterov momentum, weight decay, lr scaled by 0.2 sqrt(max(m, n))."""
-    model, batch = tiny_model(), rollouts(LENGTHS)
+def test_two_steps_are_muon_on_hidden_matrices_and_adamw_elsewhere():
+    """By hand from zero state: nesterov momentum, weight decay, Muon's rate scaled by 0.2 sqrt(max(m, n))."""
     options = {"lr_muon": 0.02, "lr_adamw": 0.01, "weight_decay": 0.1, "max_grad_norm": 0.05}
-    learner = make_learner(model, optimizer=options)
-    learner.step(batch)
-    truth_model = copy.deepcopy(model).double()
-    gradients = reference_gradients(truth_model, reference_loss(truth_model, batch))
-    total = math.sqrt(sum(float(g.norm()) ** 2 for g in gradients.values()))
-    assert total > 0.05  # clipping is at work
-    for name, p in truth_model.named_parameters():
-        g = gradients[name] * 0.05 / (total + 1e-6)
-        hidden = name.endswith("_proj.weight")
-        if hidden:
-            momentum = 0.05 * g
-            update = newton_schulz(g + 0.95 * (momentum - g)) * 0.2 * math.sqrt(max(p.shape))
-            expected = p * (1 - 0.02 * 0.1) - 0.02 * update
-        else:
-            expected = p * (1 - 0.01 * 0.1) - 0.01 * g / (g.abs() + 1e-8)
-        got = learner.model.get_parameter(name)
-        # An entry of AdamW whose gradient is near zero may take either sign.
-        steady = torch.ones_like(p, dtype=torch.bool) if hidden else g.abs() > 1e-6
-        assert steady.float().mean() > 0.4, name
-        moved, truth = (got.double() - p)[steady], (expected - p)[steady]
-        assert relative_error(moved, truth) < 2e-3, name
+    learner = make_learner(optimizer=options)
+    truth = tiny_model().double()
+    momentum = {n: torch.zeros_like(p) for n, p in truth.named_parameters()}
+    square = {n: torch.zeros_like(p) for n, p in truth.named_parameters()}
+    for step in (1, 2):
+        batch = rollouts(LENGTHS, seed=step)
+        truth.load_state_dict(learner.model.state_dict())  # errors of the first step are not to add up
+        before = {n: p.detach().clone() for n, p in truth.named_parameters()}
+        gradients = reference_gradients(truth, reference_loss(truth, batch))
+        learner.step(batch)
+        total = math.sqrt(sum(float(g.norm()) ** 2 for g in gradients.values()))
+        assert total > 0.05  # clipping is at work
+        for name, p in before.items():
+            g = gradients[name] * 0.05 / (total + 1e-6)
+            if name.endswith("_proj.weight"):
+                momentum[name] += 0.05 * (g - momentum[name])
+                update = newton_schulz(g + 0.95 * (momentum[name] - g)) * 0.2 * math.sqrt(max(p.shape))
+                expected = -0.02 * 0.1 * p - 0.02 * update
+                steady = torch.ones_like(p, dtype=torch.bool)
+            else:
+                momentum[name] += 0.1 * (g - momentum[name])
+                square[name] += 0.05 * (g * g - square[name])
+                root = (square[name] / (1 - 0.95**step)).sqrt()
+                expected = -0.01 * 0.1 * p - 0.01 * momentum[name] / (1 - 0.9**step) / (root + 1e-8)
+                steady = root > 1e-6  # where all gradients are near zero, rounding decides
+                assert steady.float().mean() > 0.4, name
+            moved = learner.model.get_parameter(name).double() - p
+            assert relative_error(moved[steady], expected[steady]) < 3e-3, (step, name)
 
 
 def test_adamw_twin_has_the_same_groups_with_adamw_on_both():

@@ -23,8 +23,8 @@ pytestmark = needs_bwrap
 METRIC_NAMES = """
 update success success_ema rollouts entropy loss clip_low clip_high clip_share tis_truncated tis_mean ess k3_theta_old
 k3_old_rollout staleness staleness_mean tokens_action tokens_total tokens_per_s idle_sampler idle_learner sync_s grade_s
-gradings gradings_cached sandboxes sandbox_s drops tool_error_rate truncation_rate turns_mean adv_mean_weighted adv_quantiles
-tracker_n_eff groups ns_residual wall_s update_s eta_s policy rss_mb
+gradings gradings_cached sandboxes sandbox_s drops tool_error_rate length_rate truncation_rate turns_mean
+adv_mean_weighted adv_quantiles tracker_n_eff groups ns_residual wall_s update_s eta_s policy rss_mb
 """
 
 
