@@ -66,6 +66,7 @@ def test_no_text_makes_a_role_token(text):
 
 def test_encoding_leaves_the_tokenizer_as_it_was():
     CHAT.encode("<|user|>")
+    assert CHAT.tokenizer.backend_tokenizer.encode_special_tokens is False
     assert CHAT.tokenizer.encode("<|user|>", add_special_tokens=False) == [token_id(CHAT.tokenizer, USER)]
 
 

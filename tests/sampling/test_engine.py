@@ -63,7 +63,7 @@ def test_logps_over_several_turns_are_exact(temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_tokens_follow_the_distribution(temperature):
     engine = make_engine(64, temperature=temperature)
-    context = [5, 1, 17]
+    context = [18, 21, 17]  # leaves the next token open
 
     async def one(seed):
         session = await engine.open()
@@ -78,13 +78,13 @@ def test_tokens_follow_the_distribution(temperature):
     p = torch.softmax(exact_logits(MODELS[P1], context)[-1] / temperature, -1).numpy()
     expected, seen = 1500 * p, np.bincount(drawn, minlength=23)
     common = expected >= 5
-    assert common.sum() >= 5
-    # Chi-square over the common tokens and the rest as one class; its 99.99 % point is below 2 k + 30 for k classes.
+    assert common.sum() >= 15 and p.max() < 0.25
+    # Chi-square over the common tokens and the rest as one class; its 99.99 % point is below k + 35 for up to 23 classes.
     rest = (seen[~common].sum() - expected[~common].sum()) ** 2 / max(expected[~common].sum(), 1.0)
     distance = ((seen - expected)[common] ** 2 / expected[common]).sum() + rest
-    assert distance < 2 * common.sum() + 30
+    assert distance < common.sum() + 35
     sharper = torch.softmax(exact_logits(MODELS[P1], context)[-1] / temperature * 1.5, -1).numpy() * 1500
-    assert ((seen - sharper)[common] ** 2 / sharper[common]).sum() > 2 * common.sum() + 30
+    assert ((seen - sharper)[common] ** 2 / sharper[common]).sum() > common.sum() + 35
 
 
 # --- what a reply depends on ------------------------------------------------------------------------------------------
