@@ -61,7 +61,7 @@ class ModelConfig:
     kv_heads: int = _at(2, ge=1)
     head_dim: int = _at(32, ge=2)
     ffn: int = _at(384, ge=8)
-    vocab: int = _at(2048, ge=259)
+    vocab: int = _at(2048, ge=300)
     tied: bool = True
     max_context: int = _at(512, ge=32)
     path: str = ""
@@ -76,7 +76,7 @@ class WarmstartConfig:
     batch_tokens: int = _at(2048, ge=1)
     lr_muon: float = _at(5e-3, ge=0)
     lr_adamw: float = _at(3e-3, ge=0)
-    oracle_share: float = _at(0.25, ge=0, le=1)
+    oracle_share: float = _at(0.3, ge=0, le=1)
     rename_share: float = _at(0.8, ge=0, le=1)
     seed: int = _at(0, ge=0, le=2**63 - 1)
     cache_dir: str = ""

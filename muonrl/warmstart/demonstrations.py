@@ -29,7 +29,7 @@ from muonrl.tasks.schema import RepairTask
 MAX_PRACTICE = 3
 Step = tuple[str, str]  # reply, observation
 _MARKUP = re.compile(r"(</?(?:function|parameter)(?:=[a-z_]+)?>)")
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IDENTIFIER = re.compile(r"""\b(?![frbu]{1,2}["'])[A-Za-z_]\w*""", re.ASCII)  # not the prefix of a literal
 # Names that keep their meaning when a demonstration is renamed: the language, its builtins, and the tools' own words.
 _KEPT_WORDS = """
 returned raised expected edited view str_replace submit more lines py self
@@ -157,7 +157,9 @@ def _demonstrate(
     finish = (Action("finish", {"command": "submit"}).text(), "")
     steps = [(a.text(), bench.use(a, options)) for a in (*opening, _replace(path, choice))]
     others = _other_lines(guesses, choice, rng)[:MAX_PRACTICE]
-    practice = [(_replace(path, guess).text(), steps[-1][1]) for guess in others]  # the answer names the file alone
+    practice = [
+        (_replace(path, guess).text(), steps[-1][1]) for guess in others
+    ]  # the answer names the file alone
     bench.set(path, original)
     return Demonstration(task.problem_statement, (*steps, finish), tuple(practice), oracle)
 

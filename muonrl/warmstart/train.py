@@ -204,7 +204,7 @@ def batches(
         order = sorted(range(len(examples)), key=lambda i: (len(examples[i][0]), rng.random()))
         groups: list[list[int]] = [[]]
         for i in order:
-            if (len(groups[-1]) + 1) * len(examples[i][0]) > max_tokens:
+            if groups[-1] and (len(groups[-1]) + 1) * len(examples[i][0]) > max_tokens:
                 groups.append([])
             groups[-1].append(i)
         rng.shuffle(groups)
