@@ -43,7 +43,7 @@ def warm():
 def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(tmp_path, capsys):
     run = tmp_path / "my run"
     with process(*arguments(run, *LONG)) as running:
-        read_until(running, "update ", 3)
+        read_until(running, "success", 3)
         below = descendants(running.pid)
         assert any("bwrap" in command_line(pid) for pid in below)
         watch = Watch(below)
@@ -67,23 +67,23 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(tmp_path, capsys):
 
 
 def test_ctrl_c_before_the_first_update(tmp_path):
-    """While the sandboxes start there is nothing to save; resume then begins at the start."""
+    """The rollout process is still starting: it must not break off by itself, and there is nothing to save yet."""
     run = tmp_path / "run"
     with process(*arguments(run, *LONG)) as running:
-        read_until(running, "[0:0")  # the first stage that follows the warm start
+        read_until(running, "starting sandboxes")
         watch = Watch(descendants(running.pid))
         os.killpg(running.pid, signal.SIGINT)
         out, err = running.communicate(timeout=60)
         left = watch.left(10)
     assert running.returncode == 130 and err == "" and left == []
     assert f"continue with: muonrl resume {run}" in out
-    assert not any((run / "checkpoints").glob(".tmp-*"))
+    assert not (run / "checkpoints").exists() and read_metrics(run) == []
 
 
 def test_a_killed_rollout_process_ends_the_run_with_one_line(tmp_path):
     run = tmp_path / "run"
     with process(*arguments(run, *LONG)) as running:
-        read_until(running, "update ", 3)
+        read_until(running, "success", 3)
         below = descendants(running.pid)
         rollouts = next(pid for pid in below if "spawn_main" in command_line(pid))
         watch = Watch(below)
@@ -97,7 +97,7 @@ def test_a_killed_rollout_process_ends_the_run_with_one_line(tmp_path):
 
 def test_a_killed_trainer_takes_everything_with_it(tmp_path):
     with process(*arguments(tmp_path / "run", *LONG)) as running:
-        read_until(running, "update ", 3)
+        read_until(running, "success", 3)
         below = descendants(running.pid)
         assert any("bwrap" in command_line(pid) for pid in below)
         watch = Watch(below)

@@ -168,13 +168,13 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
             stream.close()
 
 
-def read_until(running: subprocess.Popen[str], start: str, times: int = 1) -> list[str]:
-    """Read standard output until a line that begins with ``start`` has come ``times`` times."""
+def read_until(running: subprocess.Popen[str], text: str, times: int = 1) -> list[str]:
+    """Read standard output until a line with ``text`` in it has come ``times`` times."""
     lines: list[str] = []
     assert running.stdout is not None
     for line in running.stdout:
         lines.append(line)
-        times -= line.startswith(start)
+        times -= text in line
         if times == 0:
             return lines
     assert running.stderr is not None

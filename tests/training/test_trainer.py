@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from muonrl.config import load_recipe
+from muonrl.errors import InfrastructureError
 from muonrl.reporting.metrics import read_metrics
 from muonrl.reporting.summary import read_summary
 from muonrl.training import loop
@@ -145,18 +146,31 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert {float(m["step"]) for m in moments if "step" in m} == {3.0}
 
 
-def test_falling_back_twice_never_reuses_a_policy(tmp_path):
-    """Metrics beyond the checkpoint: those updates are lost, cut off, and done again in a new epoch, each time."""
+def test_falling_back_never_reuses_a_policy(tmp_path, monkeypatch, capsys):
+    """Metrics beyond the checkpoint: those updates are lost, cut off, and done again in a new epoch."""
     run = copy_run(tmp_path / "run")
-    for epoch in (1, 2):
-        shutil.rmtree(run / "checkpoints" / "step-000003")
+    shutil.rmtree(run / "checkpoints" / "step-000003")
+
+    def broken(self):
+        raise InfrastructureError("rollout_process", "gone")
+
+    with monkeypatch.context() as patch:  # the resumed run fails before it has anything to show
+        patch.setattr(loop.Trainer, "step", broken)
+        assert muonrl("resume", run) == 1
+    assert capsys.readouterr().err == "muonrl: fault: rollout_process: gone\n"
+    assert len(read_metrics(run)) == 2
+    for epoch in (1, 5):
         assert muonrl("resume", run) == 0
         records = read_metrics(run)
         assert [r["update"] for r in records] == [1, 2, 3]
         assert [r["policy"] for r in records] == [[0, 0], [0, 1], [epoch, 2]]
         assert records[2]["staleness"].keys() == {"0"}  # only rollouts of the new epoch are trained on
-    published = trainer_state(run)["collector"]["tracker"]["published"]
-    assert published == sorted(published) and published[-2:] == [[2, 2], [2, 3]]
+        published = trainer_state(run)["collector"]["tracker"]["published"]
+        assert published == sorted(published) and published[-2:] == [[epoch, 2], [epoch, 3]]
+        # Fall back once more, behind work of a later epoch than the checkpoint knows.
+        shutil.rmtree(run / "checkpoints" / "step-000003")
+        records[2]["policy"] = [4, 2]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
 def test_a_run_that_never_reached_a_checkpoint_begins_anew(tmp_path):
