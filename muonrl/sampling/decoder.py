@@ -179,11 +179,12 @@ class _Plan:
         """Attention of ``q`` [N, heads, head_dim] over the slots' caches -> [N, heads, head_dim]."""
         parts = []
         if self.single:
-            query = q.new_zeros(self.cache.slots, q.shape[1], 1, q.shape[2])
-            query[self.single_slots, :, 0] = q[: self.single]
+            # The query heads that share a key head stand where a sequence of queries would: nothing is repeated for them.
+            query = q.new_zeros(self.cache.slots, keys.shape[1], q.shape[1] // keys.shape[1], q.shape[2])
+            query[self.single_slots] = q[: self.single].view(self.single, *query.shape[1:])
             k, v = keys[:, :, : self.span], values[:, :, : self.span]
-            full = F.scaled_dot_product_attention(query, k, v, attn_mask=self.mask, enable_gqa=True)
-            parts.append(full[self.single_slots, :, 0])
+            full = F.scaled_dot_product_attention(query, k, v, attn_mask=self.mask)
+            parts.append(full[self.single_slots].flatten(1, 2))
         at = self.single
         for feed in self.long:
             n, end = len(feed.tokens), feed.start + len(feed.tokens)
