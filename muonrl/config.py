@@ -153,8 +153,7 @@ class LossConfig:
 class OptimizerConfig:
     """``muon``: Muon on hidden matrices and AdamW on the rest; ``adamw``: AdamW on everything at ``lr_adamw``.
 
-    ``max_grad_norm`` 0 does not clip; ``warmup_updates`` raises both rates linearly; ``match_update_rms`` scales Muon's
-    update to the RMS that AdamW's would have.
+    ``max_grad_norm`` 0 does not clip; ``warmup_updates`` raises both rates linearly.
     """
 
     name: Literal["muon", "adamw"] = "muon"
@@ -169,7 +168,6 @@ class OptimizerConfig:
     eps: float = _at(1e-8, gt=0)
     max_grad_norm: float = _at(1.0, ge=0)
     warmup_updates: int = _at(0, ge=0)
-    match_update_rms: bool = False
 
 
 @dataclass(frozen=True)

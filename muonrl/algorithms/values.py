@@ -117,14 +117,21 @@ class ValueTracker(ABC):
         """Forget a request that will have no outcome."""
         self._take(task_id)
 
-    def observe(self, task_id: str, reward: float, d: float = 0.0) -> float:
+    def observe(self, task_id: str, reward: float, d: float = 0.0, policy: PolicyId | None = None) -> float:
         """Take in the outcome of the outstanding request and return the baseline v to subtract from ``reward``.
+
+        ``policy`` is the one that generated the outcome, by default that of the dispatch: a request that waited for a
+        place in the sampler may have been played by a later one.
 
         ``d`` is SPO's drift of the policy over this task's previous trajectory (0 where there is none); SPO++ ignores it.
         """
         if not 0.0 <= reward <= 1.0:
             raise ValueError(f"task {task_id}: reward {reward} is outside [0, 1]")
+        if policy is not None and policy not in self._published:
+            raise ValueError(f"task {task_id}: policy {policy} was never published")
         coordinate, frozen = self._take(task_id)
+        if policy is not None:
+            coordinate = self._published.index(policy)
         return self._absorb(task_id, Outcome(float(reward), coordinate, frozen, d))
 
     def publish(self, policy: PolicyId) -> None:

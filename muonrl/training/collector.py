@@ -179,7 +179,9 @@ class Collector:
             self.evaluated.append(trajectory)
             return
         drift = self.drift.get(trajectory.task_id, 0.0)
-        self.baselines[trajectory.id] = self.tracker.observe(trajectory.task_id, trajectory.reward, drift)
+        self.baselines[trajectory.id] = self.tracker.observe(
+            trajectory.task_id, trajectory.reward, drift, trajectory.oldest_policy
+        )
         self.finished.append(trajectory)
 
     def state_dict(self) -> dict[str, Any]:

@@ -88,6 +88,19 @@ def test_an_outcome_k_policies_old_weighs_rho_to_the_k(k):
     assert tracker.n_eff("a") == pytest.approx(alpha + beta, rel=1e-12)
 
 
+def test_an_outcome_belongs_to_the_policy_that_played_it_not_to_that_of_the_dispatch():
+    early, late = spp(), spp()
+    for tracker in (early, late):
+        tracker.dispatch("a")
+        publish(tracker, 3)
+    assert early.observe("a", 1) == late.observe("a", 1, policy=late.policy) == 0.5
+    assert early.n_eff("a") == pytest.approx(0.875**3 * 2, rel=1e-12)
+    assert late.n_eff("a") == pytest.approx(0.875**3 * 1 + 1, rel=1e-12)
+    late.dispatch("a")
+    with pytest.raises(ValueError, match="never published"):
+        late.observe("a", 1, policy=PolicyId(9, 9))
+
+
 # Powers of 7/8 are exact in double precision up to about the 18th: only longer histories could show an order of summation.
 LAST = 40
 histories = st.lists(

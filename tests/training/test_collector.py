@@ -252,9 +252,9 @@ def test_spo_gets_the_drift_of_the_previous_trajectory():
     heard = []
     observe = collector.tracker.observe
 
-    def listen(task_id, reward, d=0.0):
+    def listen(task_id, reward, d, policy):
         heard.append((task_id, d))
-        return observe(task_id, reward, d)
+        return observe(task_id, reward, d, policy)
 
     collector.tracker.observe = listen
     collector.collect()
