@@ -36,7 +36,7 @@ class RunConfig:
     rollouts_per_update: int = _at(48, ge=1)
     checkpoint_every: int = _at(20, ge=1)
     keep_checkpoints: int = _at(3, ge=1)
-    eval_samples: int = _at(2, ge=0)
+    eval_samples: int = _at(4, ge=0)
     threads_learner: int = _at(1, ge=1)
     threads_sampler: int = _at(1, ge=1)
 

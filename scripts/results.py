@@ -67,7 +67,7 @@ def sweep() -> list[Job]:
 
 def seeds() -> list[Job]:
     """Both recipes as shipped, on every seed."""
-    return [Job(recipe, chosen_rate(recipe), seed) for seed in SEEDS for recipe in RATES]
+    return [Job(recipe, chosen_rate(recipe), seed) for recipe in RATES for seed in SEEDS]
 
 
 def write() -> None:

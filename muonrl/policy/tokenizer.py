@@ -72,6 +72,12 @@ def train_tokenizer(
     )
 
 
+def word_pieces(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
+    """The lower-case words and parts of words that are tokens, sorted."""
+    found = {str(tokenizer.decode([i])).strip() for i in range(len(tokenizer))}
+    return tuple(sorted(piece for piece in found if piece.isascii() and piece.isalpha() and piece.islower()))
+
+
 def token_id(tokenizer: Any, token: str) -> int:
     """The id of one token of the vocabulary."""
     number = tokenizer.convert_tokens_to_ids(token)

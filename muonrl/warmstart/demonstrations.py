@@ -39,6 +39,7 @@ _KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | frozenset(_KEPT_W
 _ENDINGS = ("s", "es", "ed", "er", "est", "ing", "ly", "y")
 # Everyday words, of which identifiers are made: the tokenizer learns them, and renaming draws from them.
 WORDS = tuple((Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split())
+KNOWN_WORDS = (*WORDS, *_KEPT_WORDS.split())
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,13 @@ def make_demonstrations(
     view_lines: int,
     max_chars: int,
     seed: int,
+    pieces: Sequence[str] = tuple(string.ascii_lowercase),
 ) -> list[Demonstration]:
     """``count`` demonstrations over ``tasks``; deterministic in ``seed``.
 
     Half show the task's own bug; the others plant a different operator bug in the same function, so that the form is
-    learned on more code than the tasks themselves.
+    learned on more code than the tasks themselves. ``rename_share`` of them get other identifiers, made of everyday words and
+    of ``pieces``: given the tokenizer's own, every token is practised, not only those of the tasks at hand.
     """
     rng = random.Random(seed)
     options = {"view_lines": view_lines, "max_chars": max_chars, "timeout": 10.0}
@@ -92,7 +95,7 @@ def make_demonstrations(
         while len(result) < count:
             task = rng.choice(usable)
             made = _demonstrate(task, bench[task.repo], edits, rng, oracle_share, options)
-            result.append(_rename(made, rng) if rng.random() < rename_share else made)
+            result.append(_rename(made, rng, pieces) if rng.random() < rename_share else made)
     return result
 
 
@@ -148,8 +151,10 @@ def _demonstrate(
         guesses = _unambiguous(buggy, edits.of(buggy, function))
     oracle = rng.random() < oracle_share
     choice = next(e for e in guesses if e.text == fixed) if oracle else rng.choice(guesses)
-    bench.set(path, buggy)
-    line = next(n for n, text in enumerate(buggy.splitlines(), 1) if text.startswith(f"def {function}("))
+    # A header of random height, so that line numbers are copied rather than known.
+    shown = "#\n" * rng.choice((0, rng.randint(1, 50))) + buggy
+    bench.set(path, shown)
+    line = next(n for n, text in enumerate(shown.splitlines(), 1) if text.startswith(f"def {function}("))
     opening = [
         Action("search", {"search_term": f"def {function}("}),
         Action("file_editor", {"command": "view", "path": path, "view_range": f"[{line}, -1]"}),
@@ -191,14 +196,14 @@ def _unambiguous(source: str, edits: Sequence[Edit]) -> list[Edit]:
     return [e for e in edits if source.count(e.old) == 1]
 
 
-def _word(rng: random.Random) -> str:
-    """Mostly a known word, at times inflected; else letters at random, so that the rare tokens are copied too."""
-    if rng.random() < 0.15:
-        return "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(3, 7)))
+def _word(rng: random.Random, pieces: Sequence[str]) -> str:
+    """A known word, at times inflected, or a few of the pieces joined."""
+    if rng.random() < 0.35:
+        return "".join(rng.choice(pieces) for _ in range(rng.randint(1, 3)))
     return rng.choice(WORDS) + (rng.choice(_ENDINGS) if rng.random() < 0.3 else "")
 
 
-def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
+def _rename(demonstration: Demonstration, rng: random.Random, pieces: Sequence[str]) -> Demonstration:
     """The same transcript under other identifiers, so that copying is learned rather than names."""
     mapping: dict[str, str] = {}
     taken: set[str] = set()
@@ -206,7 +211,7 @@ def _rename(demonstration: Demonstration, rng: random.Random) -> Demonstration:
     def fresh(name: str) -> str:
         while True:
             if len(name) > 2:
-                made = "_".join(_word(rng) for _ in range(1 + name.count("_")))
+                made = "_".join(_word(rng, pieces) for _ in range(1 + name.count("_")))
             else:
                 made = rng.choice("abcdefghijklmnopqrstuvwxyz") + rng.choice(("", "", "s"))
             if made not in taken and made not in _KEPT:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from muonrl.config import Config
 from muonrl.policy.model import new_model, save_policy
-from muonrl.policy.tokenizer import ChatFormat, train_tokenizer
+from muonrl.policy.tokenizer import ChatFormat, train_tokenizer, word_pieces
 from muonrl.tasks.schema import RepairTask
-from muonrl.warmstart.demonstrations import WORDS, Demonstration, make_demonstrations
+from muonrl.warmstart.demonstrations import KNOWN_WORDS, Demonstration, make_demonstrations
 from muonrl_kernels import Muon, split_params
 
 # The code that a cached warm start depends on.
@@ -86,6 +86,10 @@ def warm_start(config: Config, tasks: Sequence[RepairTask], progress: Progress) 
 def _train(config: Config, tasks: Sequence[RepairTask], folder: Path, progress: Progress) -> None:
     began = time.perf_counter()
     w = config.warmstart
+    corpus = [
+        text for task in tasks for text in (task.problem_statement, *(d.decode() for d in task.base.values()))
+    ]
+    tokenizer = train_tokenizer(corpus, KNOWN_WORDS, config.model.vocab, config.model.max_context)
     demonstrations = make_demonstrations(
         tasks,
         w.demonstrations,
@@ -94,15 +98,7 @@ def _train(config: Config, tasks: Sequence[RepairTask], folder: Path, progress: 
         view_lines=config.agent.view_lines,
         max_chars=config.agent.max_observation_chars,
         seed=w.seed,
-    )
-    corpus = [
-        text for task in tasks for text in (task.problem_statement, *(d.decode() for d in task.base.values()))
-    ]
-    tokenizer = train_tokenizer(
-        corpus + [t for d in demonstrations[:500] for t in d.texts()],
-        WORDS,
-        config.model.vocab,
-        config.model.max_context,
+        pieces=word_pieces(tokenizer),
     )
     model = new_model(config.model, tokenizer, w.seed)
     chat = ChatFormat(tokenizer)
