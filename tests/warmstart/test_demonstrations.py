@@ -16,7 +16,7 @@ import pytest
 from muonrl.agents.actions import Action, parse_action
 from muonrl.errors import TaskError
 from muonrl.tasks.load import load_tasks
-from muonrl.warmstart.demonstrations import _rename, make_demonstrations
+from muonrl.warmstart.demonstrations import Demonstration, _rename, make_demonstrations
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = load_tasks("shipped", "train")[::4]
@@ -147,11 +147,14 @@ STAYING = frozenset(keyword.kwlist) | {
 }
 
 
+PIECES = ("ba", "matri", "st", "qu")
+
+
 @pytest.mark.parametrize("number", range(0, 36, 6))
 @pytest.mark.parametrize("seed", range(20))
 def test_renaming_changes_names_alone_and_one_to_one(number, seed):
     old = PLAIN[number]
-    new = _rename(old, random.Random(seed))
+    new = _rename(old, random.Random(seed), PIECES)
     assert new.oracle is old.oracle and len(new.steps) == len(old.steps)
     mapping: dict[str, str] = {}
     for before, after in zip(old.texts(), new.texts(), strict=True):
@@ -168,12 +171,32 @@ def test_renaming_changes_names_alone_and_one_to_one(number, seed):
 
 
 def test_renaming_draws_other_names_each_time():
-    made = [_rename(PLAIN[0], random.Random(seed)) for seed in range(20)]
+    made = [_rename(PLAIN[0], random.Random(seed), PIECES) for seed in range(20)]
     assert len({d.statement for d in made}) == 20
-    assert _rename(PLAIN[0], random.Random(3)) == made[3]
+    assert _rename(PLAIN[0], random.Random(3), PIECES) == made[3]
 
 
 def test_renamed_demonstrations_use_other_names_than_the_task():
     known = {task.problem_statement for task in TASKS}
     assert {d.statement for d in PLAIN} <= known
     assert sum(d.statement in known for d in RENAMED) <= 2
+
+
+def test_renaming_makes_names_of_the_given_pieces_too():
+    names = {
+        _rename(PLAIN[0], random.Random(seed), ("zzq",)).statement.partition("(")[0] for seed in range(40)
+    }
+    assert any("zzq" in name for name in names) and not all("zzq" in name for name in names)
+
+
+def test_the_prefix_of_a_literal_is_no_name():
+    code = Demonstration("f(1) returned 2", (("r", "return f\"{f(x)}\" + rb'f'"),), (), False)
+    (_, shown), *_ = _rename(code, random.Random(0), PIECES).steps
+    assert shown.startswith('return f"{') and "rb'" in shown and "f(x)" not in shown
+
+
+def test_line_numbers_go_beyond_those_of_the_files():
+    views = [d.steps[1][0] for d in _make(60, tasks=TASKS[:4], rename_share=0.0)]
+    lines = [int(re.search(r"view_range>\[(\d+)", view).group(1)) for view in views]
+    longest = max(len(data.splitlines()) for task in TASKS[:4] for data in task.base.values())
+    assert max(lines) > longest / 2 and len(set(lines)) > 20
