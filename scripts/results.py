@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "results"
 RESULTS = ROOT / "docs" / "results"
 SEEDS = (0, 1, 2, 3)
-RATES = {"tiny": (4e-4, 1e-3, 2.5e-3), "tiny_adam": (1.2e-4, 3e-4, 7.5e-4)}
+RATES = {"tiny": (4e-4, 1e-3, 2.5e-3), "tiny_adam": (1.2e-4, 3e-4, 7.5e-4, 1.875e-3)}
 KEY = {"tiny": "lr_muon", "tiny_adam": "lr_adamw"}
 NAMES = {"tiny": "Muon", "tiny_adam": "AdamW"}
 
