@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from muonrl.algorithms.ema import ema
 from muonrl.reporting.files import write_atomic
@@ -160,7 +160,7 @@ def sweep_figure(
         names = list(dict.fromkeys(p.optimizer for p in points))
         palette = {"muon": FULL, "adam": OTHERS[1], "adamw": OTHERS[1]}
         spare = iter(OTHERS * len(names))
-        for name in names:
+        for position, name in enumerate(names):
             color = palette.get(name.lower()) or next(spare)
             own = [p for p in points if p.optimizer == name]
             rates = sorted({p.lr for p in own})
@@ -172,7 +172,7 @@ def sweep_figure(
             axes.annotate(
                 f"{rates[best]:g}: {100 * means[best]:.0f} %",
                 (rates[best], means[best]),
-                xytext=(0, 11),
+                xytext=(0, 11 if position % 2 == 0 else -24),  # neighbours must not write over one another
                 textcoords="offset points",
                 ha="center",
                 color=color,
@@ -183,7 +183,7 @@ def sweep_figure(
                 baseline, color="#7b8794", linestyle=(0, (4, 3)), linewidth=1.2, label="before training"
             )
         axes.set_xscale("log")
-        axes.set_xticks(sorted({p.lr for p in points}))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(axis="x", which="minor", length=0)
