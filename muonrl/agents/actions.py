@@ -9,16 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from muonrl.policy.tokenizer import TOOLS
 from muonrl.trajectory import ToolError
-
-TOOLS: dict[str, frozenset[str]] = {
-    "file_editor": frozenset(
-        {"command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line"}
-    ),
-    "execute_bash": frozenset({"cmd"}),
-    "search": frozenset({"search_term", "path"}),
-    "finish": frozenset({"command"}),
-}
 
 _CALL = re.compile(r"<function=([^<>\n]*)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]*)>(.*?)</parameter>", re.DOTALL)

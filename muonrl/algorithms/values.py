@@ -283,7 +283,24 @@ class SppTracker(ValueTracker):
         self._refresh(task_id)
 
 
-class SpoTracker(ValueTracker):
+class _TableTracker(ValueTracker):
+    """A tracker whose state is one pair of counts a task."""
+
+    _table: dict[str, tuple[float, float]]
+
+    def _counts(self, task_id: str) -> tuple[float, float]:
+        self._check_known(task_id)
+        return self._table[task_id]
+
+    def _task_state(self, task_id: str) -> Any:
+        return list(self._table[task_id])
+
+    def _load_task(self, task_id: str, state: Any) -> None:
+        alpha, beta = state
+        self._table[task_id] = (float(alpha), float(beta))
+
+
+class SpoTracker(_TableTracker):
     """SPO: v is read just before the update that takes the outcome in; alpha <- rho alpha + r, beta <- rho beta + 1 - r.
 
     rho comes from the policy's drift ``d`` over the task's previous trajectory; without one, d = 0 and rho = rho_max.
@@ -308,19 +325,8 @@ class SpoTracker(ValueTracker):
         self._table[task_id] = (rho * alpha + outcome.reward, rho * beta + 1.0 - outcome.reward)
         return value
 
-    def _counts(self, task_id: str) -> tuple[float, float]:
-        self._check_known(task_id)
-        return self._table[task_id]
 
-    def _task_state(self, task_id: str) -> Any:
-        return list(self._table[task_id])
-
-    def _load_task(self, task_id: str, state: Any) -> None:
-        alpha, beta = state
-        self._table[task_id] = (float(alpha), float(beta))
-
-
-class NoTracker(ValueTracker):
+class NoTracker(_TableTracker):
     """No baseline: v = 0 for every task, so tasks are sampled uniformly and the advantage begins as the reward.
 
     It only counts outcomes, so that ``n_eff`` is the number seen.
@@ -343,17 +349,6 @@ class NoTracker(ValueTracker):
         """Always 0."""
         self._check_known(task_id)
         return 0.0
-
-    def _counts(self, task_id: str) -> tuple[float, float]:
-        self._check_known(task_id)
-        return self._table[task_id]
-
-    def _task_state(self, task_id: str) -> Any:
-        return list(self._table[task_id])
-
-    def _load_task(self, task_id: str, state: Any) -> None:
-        good, bad = state
-        self._table[task_id] = (float(good), float(bad))
 
 
 def make_tracker(

@@ -18,14 +18,18 @@ from transformers import PreTrainedTokenizerFast
 PAD, USER, ASSISTANT, TOOL, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"
 SPECIAL = (PAD, USER, ASSISTANT, TOOL, END)
 
-TOOL_NAMES = ("file_editor", "execute_bash", "search", "finish")
-PARAMETERS = (
-    "command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line", "cmd", "search_term",
-)  # fmt: skip
+# The tools of an action and their parameters: the one table that the parser reads too.
+TOOLS: dict[str, tuple[str, ...]] = {
+    "file_editor": ("command", "path", "view_range", "file_text", "old_str", "new_str", "insert_line"),
+    "execute_bash": ("cmd",),
+    "search": ("search_term", "path"),
+    "finish": ("command",),
+}
+_PARAMETERS = dict.fromkeys(name for names in TOOLS.values() for name in names)  # each once, in this order
 MARKUP = (
-    *(f"<function={name}>" for name in TOOL_NAMES),
+    *(f"<function={name}>" for name in TOOLS),
     "</function>",
-    *(f"<parameter={name}>" for name in PARAMETERS),
+    *(f"<parameter={name}>" for name in _PARAMETERS),
     "</parameter>",
 )
 

@@ -219,5 +219,4 @@ class Engine:
             self.fed_tokens += len(feed.tokens)
             if token == self.end_id or len(request.tokens) == len(request.uniforms):
                 self.sampled_tokens += len(request.tokens)
-                if not request.done.done():
-                    request.done.set_result(request.segments())
+                request.done.set_result(request.segments())

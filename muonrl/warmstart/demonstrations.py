@@ -9,6 +9,7 @@ folder: nothing of a repository is executed.
 from __future__ import annotations
 
 import builtins
+import functools
 import keyword
 import os
 import random
@@ -16,7 +17,7 @@ import re
 import string
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from muonrl.tasks.schema import RepairTask
 
 MAX_PRACTICE = 3
 Step = tuple[str, str]  # reply, observation
+Edits = Callable[[str, str], list[Edit]]  # (source, function) -> what could be done to one of its lines
 _MARKUP = re.compile(r"(</?(?:function|parameter)(?:=[a-z_]+)?>)")
 _IDENTIFIER = re.compile(r"""\b(?![frbu]{1,2}["'])[A-Za-z_]\w*""", re.ASCII)  # not the prefix of a literal
 # Names that keep their meaning when a demonstration is renamed: the language, its builtins, and the tools' own words.
@@ -86,7 +88,7 @@ def make_demonstrations(
     for task in tasks:
         by_repo[task.repo].append(task)
     result: list[Demonstration] = []
-    edits = _EditCache()
+    edits: Edits = functools.cache(candidate_edits)
     usable = [t for t in tasks if _repair_is_an_edit(t, edits)]
     if not usable:
         raise TaskError("no task can be repaired by one operator edit: a warm start needs model.path instead")
@@ -123,32 +125,21 @@ class _Bench:
         return str(answer["text"])
 
 
-class _EditCache:
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], list[Edit]] = {}
-
-    def of(self, source: str, function: str) -> list[Edit]:
-        key = (source, function)
-        if key not in self._known:
-            self._known[key] = candidate_edits(source, function)
-        return self._known[key]
-
-
 def _demonstrate(
     task: RepairTask,
     bench: _Bench,
-    edits: _EditCache,
+    edits: Edits,
     rng: random.Random,
     oracle_share: float,
     options: Mapping[str, object],
 ) -> Demonstration:
     path, function = task.provenance["path"], task.provenance["function"]
     original, fixed = task.base[path].decode(), task.gold_patch[path].decode()
-    buggy = rng.choice(edits.of(fixed, function)).text if rng.random() < 0.5 else original
-    guesses = _unambiguous(buggy, edits.of(buggy, function))
+    buggy = rng.choice(edits(fixed, function)).text if rng.random() < 0.5 else original
+    guesses = _unambiguous(buggy, edits(buggy, function))
     if not any(e.text == fixed for e in guesses):  # a planted bug that one unique line cannot repair
         buggy = original
-        guesses = _unambiguous(buggy, edits.of(buggy, function))
+        guesses = _unambiguous(buggy, edits(buggy, function))
     oracle = rng.random() < oracle_share
     choice = next(e for e in guesses if e.text == fixed) if oracle else rng.choice(guesses)
     # A header of random height, so that line numbers are copied rather than known.
@@ -162,9 +153,8 @@ def _demonstrate(
     finish = (Action("finish", {"command": "submit"}).text(), "")
     steps = [(a.text(), bench.use(a, options)) for a in (*opening, _replace(path, choice))]
     others = _other_lines(guesses, choice, rng)[:MAX_PRACTICE]
-    practice = [
-        (_replace(path, guess).text(), steps[-1][1]) for guess in others
-    ]  # the answer names the file alone
+    edited = steps[-1][1]  # names the file alone, so it answers the practice too
+    practice = [(_replace(path, guess).text(), edited) for guess in others]
     bench.set(path, original)
     return Demonstration(task.problem_statement, (*steps, finish), tuple(practice), oracle)
 
@@ -184,12 +174,12 @@ def _other_lines(guesses: Sequence[Edit], choice: Edit, rng: random.Random) -> l
     return [rng.choice(by_line[line]) for line in lines]
 
 
-def _repair_is_an_edit(task: RepairTask, edits: _EditCache) -> bool:
+def _repair_is_an_edit(task: RepairTask, edits: Edits) -> bool:
     path = task.provenance.get("path", "")
     if set(task.gold_patch) != {path}:
         return False
     buggy, fixed = task.base[path].decode(), task.gold_patch[path].decode()
-    return any(e.text == fixed for e in _unambiguous(buggy, edits.of(buggy, task.provenance["function"])))
+    return any(e.text == fixed for e in _unambiguous(buggy, edits(buggy, task.provenance["function"])))
 
 
 def _unambiguous(source: str, edits: Sequence[Edit]) -> list[Edit]:

@@ -26,12 +26,14 @@ from muonrl.tasks.schema import RepairTask
 from muonrl.warmstart.demonstrations import KNOWN_WORDS, Demonstration, make_demonstrations
 from muonrl_kernels import Muon, split_params
 
-# The code that a cached warm start depends on.
+# The code and words that a cached warm start depends on.
 SOURCES = (
     "warmstart/train.py",
     "warmstart/demonstrations.py",
+    "warmstart/words.txt",
     "policy/tokenizer.py",
     "policy/model.py",
+    "agents/actions.py",
     "agents/guest_tools.py",
     "tasks/operators.py",
 )

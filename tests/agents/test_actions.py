@@ -36,7 +36,7 @@ def test_any_reply_is_an_action_or_an_error(reply):
     if isinstance(parsed, ToolError):
         assert parsed.kind == "invalid_action" and parsed.detail
     else:
-        assert set(parsed.parameters) <= TOOLS[parsed.name]
+        assert set(parsed.parameters) <= set(TOOLS[parsed.name])
         assert f"<function={parsed.name}>" in reply and reply.rstrip().endswith("</function>")
 
 

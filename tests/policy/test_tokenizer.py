@@ -6,16 +6,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from muonrl.agents.actions import TOOLS
+from muonrl.agents import guest_tools
 from muonrl.policy.tokenizer import (
     ASSISTANT,
     END,
     MARKUP,
     PAD,
-    PARAMETERS,
     SPECIAL,
     TOOL,
-    TOOL_NAMES,
+    TOOLS,
     USER,
     ChatFormat,
     token_id,
@@ -108,8 +107,11 @@ def test_each_tag_is_one_token_and_no_special_one():
 
 
 def test_the_tags_are_those_of_the_tools():
-    assert set(TOOL_NAMES) == set(TOOLS)
-    assert set(PARAMETERS) == frozenset().union(*TOOLS.values())
+    names = [tag[len("<function=") : -1] for tag in MARKUP if tag.startswith("<function=")]
+    parameters = [tag[len("<parameter=") : -1] for tag in MARKUP if tag.startswith("<parameter=")]
+    assert sorted(names) == sorted(TOOLS) == sorted(guest_tools._TOOLS)
+    assert len(parameters) == len(set(parameters))
+    assert set(parameters) == frozenset().union(*TOOLS.values())
 
 
 def test_a_line_has_the_same_tokens_wherever_it_stands():
