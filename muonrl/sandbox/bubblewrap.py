@@ -256,17 +256,19 @@ class BubblewrapProvider:
         if self._closed:
             raise InfrastructureError("sandbox_closed", "the provider is closed")
         own = self._start_guest(single=True) if self.mode == "cold" else None
-        sock = own.sock if own is not None else await self._fork()
-        parent = own or self._server
+        parent = own or await self._running_server()
+        sock = own.sock if own is not None else None
         try:
+            if sock is None:
+                sock = await self._fork(parent)
             async with asyncio.timeout(self._start_timeout):
                 reply, _ = await receive_frame(sock, 0)
             if not reply.get("ok"):
                 raise InfrastructureError(str(reply.get("reason")), str(reply.get("detail")))
         except InfrastructureError as error:
-            words = "" if parent is None else await parent.last_words()
+            words = await parent.last_words()
             self._abandon(sock, own)
-            if words and parent is not None and parent.proven:
+            if words and parent.proven:
                 return await self._open()  # a server that used to work has died: another one, once
             if words:
                 raise InfrastructureError("sandbox_start", words) from error
@@ -278,12 +280,12 @@ class BubblewrapProvider:
                     "sandbox_start", f"not ready in {self._start_timeout:.0f} s"
                 ) from error
             raise
-        if parent is not None:
-            parent.proven = True
+        parent.proven = True
         return sock, own
 
-    def _abandon(self, sock: socket.socket, guest: _Guest | None) -> None:
-        sock.close()
+    def _abandon(self, sock: socket.socket | None, guest: _Guest | None) -> None:
+        if sock is not None:
+            sock.close()
         if guest is not None:
             self._dispose(guest)
 
@@ -325,32 +327,36 @@ class BubblewrapProvider:
         self._guests.add(guest)
         return guest
 
-    async def _fork(self) -> socket.socket:
-        """Ask the server, started anew if it has died, for one more sandbox; returns the host's end of its socket."""
+    async def _running_server(self) -> _Guest:
+        """The server of nested sandboxes, started anew if it has died."""
         async with self._starting:
             if self._server is not None and not self._server.alive:
                 await self._end_server()
             if self._server is None:
                 self._server = self._start_guest(single=False)
-            server = self._server
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            deadline = time.monotonic() + self._start_timeout
-            with theirs:
-                while True:
-                    try:
-                        socket.send_fds(server.sock, [b"fork"], [theirs.fileno()])
-                        return ours
-                    except BlockingIOError:
-                        if time.monotonic() > deadline:
-                            ours.close()
-                            raise InfrastructureError(
-                                "sandbox_start", "the sandbox server does not answer"
-                            ) from None
-                        await asyncio.sleep(0.005)
-                    except OSError as error:
-                        ours.close()
-                        raise InfrastructureError("sandbox_start", str(error)) from error
+            return self._server
+
+    async def _fork(self, server: _Guest) -> socket.socket:
+        """Ask the server for one more sandbox; returns the host's end of its socket."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        deadline = time.monotonic() + self._start_timeout
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            while True:
+                try:
+                    socket.send_fds(server.sock, [b"fork"], [theirs.fileno()])
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise InfrastructureError(
+                            "sandbox_start", "the sandbox server does not answer"
+                        ) from error
+                    await asyncio.sleep(0.005)
+                except OSError as error:
+                    raise InfrastructureError("sandbox_died", str(error)) from error
+                else:
+                    on_failure.pop_all()
+                    return ours
 
     async def _end_server(self) -> None:
         server, self._server = self._server, None

@@ -232,16 +232,61 @@ def test_auto_falls_back_to_cold(scripts: dict[str, Path], monkeypatch: pytest.M
     asyncio.run(session())
 
 
+def wait_for_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server end before it is asked for a sandbox, the order that a busy machine brings about."""
+    asked = BubblewrapProvider._fork
+
+    async def late(self: BubblewrapProvider, server: Any) -> Any:
+        server.process.wait(timeout=10)
+        return await asked(self, server)
+
+    monkeypatch.setattr(BubblewrapProvider, "_fork", late)
+
+
 @needs_bwrap
+@pytest.mark.parametrize("dead", ["before it is asked", "while it is asked"])
 def test_when_nothing_works_one_line_says_why(
-    scripts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    scripts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, dead: str
 ) -> None:
-    monkeypatch.setattr(
-        bwrap_command, "build", lambda *a, single: ["/bin/sh", "-c", "echo bad luck >&2; exit 1"]
-    )
+    if dead == "before it is asked":
+        wait_for_death(monkeypatch)
+
+    def build(*_: Any, single: bool) -> list[str]:
+        hears = "" if single or dead == "before it is asked" else "head -c 1 >/dev/null; "
+        return ["/bin/sh", "-c", hears + "echo bad luck >&2; exit 1"]
+
+    monkeypatch.setattr(bwrap_command, "build", build)
     with pytest.raises(SandboxUnavailable) as caught:
         asyncio.run(BubblewrapProvider(scripts).start())
     assert str(caught.value).count("bad luck") == 2 and "\n" not in str(caught.value)
+
+
+@needs_bwrap
+def test_a_server_found_dead_when_asked_is_replaced(
+    scripts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def session() -> None:
+        provider = BubblewrapProvider(scripts)
+        await provider.start()
+        if provider.mode != "nested":
+            pytest.skip("no nested sandboxes on this machine")
+        server = provider._server
+        assert server is not None
+        asked = BubblewrapProvider._fork
+
+        async def after_a_murder(self: BubblewrapProvider, guest: Any) -> Any:
+            if guest is server:
+                kill_guest(server)
+                server.process.wait(timeout=10)
+            return await asked(self, guest)
+
+        monkeypatch.setattr(BubblewrapProvider, "_fork", after_a_murder)
+        box = await provider.acquire()
+        assert provider._server is not server
+        assert (await box.call("echo", b"x")).stdout == b"x"
+        await provider.close()
+
+    asyncio.run(session())
 
 
 @ISOLATED
