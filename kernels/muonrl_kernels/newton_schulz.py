@@ -1,266 +1,152 @@
-"""Newton-Schulz orthogonalization of matrices, in three algebraically equal forms.
-
-Shapes: X is [B, m, n] with m <= n (tall matrices are worked on transposed), R = X X^T is [B, m, m], alpha = n / m.
-Each step is the odd quintic X <- a X + b (X X^T) X + c (X X^T)^2 X.
-
-- standard: A = X X^T; Z = b A + c A^2; X <- a X + Z X.
-- symmetric: the same, but A and A^2 are computed on block rows of one triangle and mirrored.
-- gram: R = X X^T once, then only m x m products: the polynomial Q is accumulated and applied to X at a restart and at
-  the end. Restarts recompute R from the current X, so that rounding errors of small eigenvalues do not grow.
-
-The multiple of the identity in a I + Z is never added to a matrix: it stays a scalar beside Z.
-"""
+"""Newton-Schulz orthogonalization of tensors: bucket by bucket, on the operations of the backend in force."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, overload
+from functools import partial
+from typing import Final, overload
 
 import torch
 from torch import Tensor
 
-from muonrl_kernels.backend import fast_compute_dtype, resolve
-from muonrl_kernels.coefficients import Schedule, Triple, resolve_schedule
+from muonrl_kernels.backend import resolve
+from muonrl_kernels.coefficients import Schedule, resolve_schedule
+from muonrl_kernels.iteration import (
+    METHODS,
+    NORMALIZATIONS,
+    Method,
+    Normalization,
+    ScheduleLike,
+    check_options,
+    choose_method,
+    compute_dtype_for,
+    iterate_schedule,
+    phase_bounds,
+    uses_triangle,
+)
+from muonrl_kernels.torch_ops import Iterate, LastProduct, Symmetric, TorchOps, unit_iterate
 
 __all__ = [
     "METHODS",
     "NORMALIZATIONS",
-    "Method",
-    "Normalization",
-    "choose_method",
-    "flops",
+    "LastProduct",
+    "ScheduleLike",
     "orthogonality_residual",
     "orthogonalize",
-    "orthogonalize_list",
+    "orthogonalize_stream",
 ]
 
-Method = Literal["auto", "standard", "symmetric", "gram"]
-Normalization = Literal["frobenius", "schatten4"]
-ScheduleLike: TypeAlias = str | Schedule | Sequence[float] | Sequence[Triple]
-
-METHODS: Final[tuple[str, ...]] = ("auto", "standard", "symmetric", "gram")
-NORMALIZATIONS: Final[tuple[str, ...]] = ("frobenius", "schatten4")
-
-_TRIANGLE_MIN_ROWS: Final = 256
-_TRIANGLE_MIN_ROWS_BF16: Final = 1024
-"""Below this a triangle costs more in copies than it saves in products (measured on one core)."""
-_STACK_BYTES: Final = 32 << 20
-"""Bound on one stacked workspace; stacking only pays for small matrices, large ones go one by one."""
+_SINGLE_MIN_ROWS: Final = 256
+"""On the CPU, matrices with a short side of at least this are worked on one by one: stacking gains nothing (measured)."""
+_STACK_BYTES: Final = {"cpu": 32 << 20, "cuda": 512 << 20}
+"""Bound on one stacked workspace unless the caller gives another; a single matrix may exceed it."""
 
 
-@dataclass(frozen=True)
-class _Ops:
-    """The two matrix products whose results are symmetric; everything else is baddbmm."""
-
-    outer: Callable[[Tensor], Tensor]
-    """[B, m, n] -> X X^T."""
-    combine: Callable[[Tensor, Tensor, Tensor, float, float], Tensor]
-    """(C, A, B, beta, alpha) -> beta C + alpha A B, for commuting symmetric A and B."""
-
-
-def _outer(x: Tensor) -> Tensor:
-    return torch.bmm(x, x.mT)
-
-
-def _combine(c: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
-
-
-def _block_rows(m: int) -> list[tuple[int, int]]:
-    """Four block rows whose bounds are multiples of 8."""
-    step = -(-m // 32) * 8
-    return [(lo, min(lo + step, m)) for lo in range(0, m, step)]
-
-
-def _mirror(out: Tensor, blocks: list[tuple[int, int]]) -> Tensor:
-    """Copy the blocks below the diagonal to above it."""
-    for lo, hi in blocks[1:]:
-        out[:, :lo, lo:hi] = out[:, lo:hi, :lo].mT
-    return out
-
-
-def _outer_triangle(x: Tensor) -> Tensor:
-    blocks = _block_rows(x.shape[1])
-    out = x.new_empty(x.shape[0], x.shape[1], x.shape[1])
-    for lo, hi in blocks:
-        out[:, lo:hi, :hi] = torch.bmm(x[:, lo:hi], x[:, :hi].mT)
-    return _mirror(out, blocks)
-
-
-def _combine_triangle(c: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    blocks = _block_rows(c.shape[1])
-    out = torch.empty_like(c)
-    for lo, hi in blocks:
-        out[:, lo:hi, :hi] = torch.baddbmm(
-            c[:, lo:hi, :hi], a[:, lo:hi], b[:, :, :hi], beta=beta, alpha=alpha
-        )
-    return _mirror(out, blocks)
-
-
-_PLAIN: Final = _Ops(_outer, _combine)
-_TRIANGLE: Final = _Ops(_outer_triangle, _combine_triangle)
-
-
-def _triangle_pays(m: int, dtype: torch.dtype) -> bool:
-    return m >= (_TRIANGLE_MIN_ROWS_BF16 if dtype == torch.bfloat16 else _TRIANGLE_MIN_ROWS)
-
-
-def _ops_for(method: str, m: int, dtype: torch.dtype) -> _Ops:
-    return _TRIANGLE if method == "symmetric" or (method == "gram" and _triangle_pays(m, dtype)) else _PLAIN
-
-
-def flops(m: int, n: int, schedule: Schedule, method: str, dtype: torch.dtype = torch.float32) -> float:
-    """Floating-point operations of one m x n matrix (m <= n), as executed here: multiply and add count 2."""
-    ratio, steps, restarts = n / m, len(schedule), len(schedule.restarts)
-    triangle = 0.625 if _ops_for(method, m, dtype) is _TRIANGLE else 1.0
-    if method == "gram":
-        # A phase of k steps does k squares, k - 1 products into Q and 2 (k - 1) products into R.
-        small = 2.0 * steps + 6.0 * (steps - 1 - restarts)
-        units = triangle * small + (1 + restarts) * 2.0 * ratio * (1 + triangle)
-    else:
-        units = steps * (2.0 * ratio * (1 + triangle) + 2.0 * triangle)
-    return units * float(m) ** 3
-
-
-def choose_method(m: int, n: int, schedule: Schedule, dtype: torch.dtype) -> str:
-    """The form with the fewest operations among those that are stable in `dtype`, for short side m and long side n.
-
-    The Gram form is left out in bf16: the spectrum of R needs more than eight bits.
-    """
-    candidates = ["standard"]
-    if _triangle_pays(m, dtype):
-        candidates.append("symmetric")
-    if dtype != torch.bfloat16:
-        candidates.append("gram")
-    return min(candidates, key=lambda name: flops(m, n, schedule, name, dtype))
-
-
-def _run_standard(x: Tensor, r: Tensor | None, schedule: Schedule, ops: _Ops) -> Tensor:
-    for a, b, c in schedule.coefficients:
-        gram = ops.outer(x) if r is None else r
-        r = None
-        x = torch.baddbmm(x, ops.combine(gram, gram, gram, b, c), x, beta=a)
-    return x
-
-
-def _run_gram(x: Tensor, r: Tensor | None, schedule: Schedule, ops: _Ops) -> Tensor:
-    bounds = [0, *schedule.restarts, len(schedule)]
-    for lo, hi in itertools.pairwise(bounds):
-        x = _gram_phase(x, ops.outer(x) if r is None else r, schedule.coefficients[lo:hi], ops)
-        r = None
-    return x
-
-
-def _gram_phase(x: Tensor, r: Tensor, steps: Sequence[Triple], ops: _Ops) -> Tensor:
-    """Apply consecutive steps to X by way of R = X X^T; the accumulated polynomial is shift * I + w."""
-    shift, w = 1.0, None
-    for index, (a, b, c) in enumerate(steps):
-        z = ops.combine(r, r, r, b, c)
-        # (a I + Z)(shift I + W) = a shift I + (a W + shift Z + Z W)
-        w = z if w is None else ops.combine(torch.add(z * shift, w, alpha=a), z, w, 1.0, 1.0)
-        shift *= a
-        if index + 1 < len(steps):
-            half = ops.combine(r, z, r, a, 1.0)
-            r = ops.combine(half, z, half, a, 1.0)
-    assert w is not None
-    return torch.baddbmm(x, w, x, beta=shift)
-
-
-def _scale_to_unit(x: Tensor, eps: float) -> Tensor:
-    """Divide each matrix of [B, m, n] by its Frobenius norm, in place, whatever its magnitude; zero stays zero.
-
-    A power of two first brings the largest entry into [0.5, 1), so squares neither overflow nor vanish and the result
-    does not depend on the scale of the input.
-    """
-    flat = x.flatten(1)
-    peak = torch.maximum(flat.amax(1), flat.amin(1).neg()).reshape(-1, 1, 1)
-    exponent = torch.frexp(peak).exponent
-    half = exponent // 2  # two exact factors: one alone can leave the exponent range of the dtype
-    one = x.new_ones(exponent.shape)
-    x.mul_(torch.ldexp(one, -half)).mul_(torch.ldexp(one, half - exponent))
-    norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
-    return x.div_(norm.clamp(min=eps))
-
-
-def _schatten4(x: Tensor, ops: _Ops) -> tuple[Tensor, Tensor]:
-    """Rescale unit-Frobenius X by its Schatten-4 norm ||X X^T||_F^(1/2); returns X and its Gram matrix."""
-    gram = ops.outer(x)
-    square = torch.linalg.vector_norm(gram.float(), dim=(1, 2), keepdim=True)
-    inverse = torch.where(square > 0, square.reciprocal(), 0.0)
-    return (x * inverse.sqrt()).to(x.dtype), (gram * inverse).to(x.dtype)
-
-
-def _run(
-    x: Tensor, schedule: Schedule, method: str, normalize: str, compute: torch.dtype, eps: float
-) -> Tensor:
-    """Orthogonalize a workspace [B, m, n] (m <= n, fp32 or fp64, overwritten); the result has dtype `compute`."""
-    m, n = x.shape[1:]
-    chosen = choose_method(m, n, schedule, compute) if method == "auto" else method
-    ops = _ops_for(chosen, m, compute)
-    y = _scale_to_unit(x, eps).to(compute)
-    r = None
-    if normalize == "schatten4":
-        y, r = _schatten4(y, ops)
-    return (_run_gram if chosen == "gram" else _run_standard)(y, r, schedule, ops)
-
-
-def _padded(m: int, n: int) -> tuple[int, int]:
+def _padded(size: tuple[int, int], stacked: bool) -> tuple[int, int]:
     """Sides rounded up so that each matrix of a stack starts on a 64-byte boundary.
 
     Zero rows and columns stay zero through the iteration. BLAS may round differently by alignment, so without them the
     result for a matrix of odd size could depend on its place in the stack.
     """
-    return -(-m // 8) * 8, -(-n // 16) * 16
+    return (-(-size[0] // 16) * 16, -(-size[1] // 16) * 16) if stacked else size
 
 
-def _stack(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Copy matrices of one shape (up to transposition) into a zero-padded [B, m_pad, n_pad], short side first."""
-    m, n = sorted(matrices[0].shape)
-    rows, columns = _padded(m, n)
-    stacked = torch.zeros(len(matrices), rows, columns, dtype=dtype, device=matrices[0].device)
-    for slot, matrix in zip(stacked, matrices, strict=True):
-        slot[:m, :n].copy_(matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT)
-    return stacked
+def _is_single(shape: torch.Size, device: torch.device) -> bool:
+    return device.type == "cpu" and min(shape) >= _SINGLE_MIN_ROWS
 
 
-def _check(matrices: Sequence[Tensor], method: str, normalize: str, compute: torch.dtype | None) -> None:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if normalize not in NORMALIZATIONS:
-        raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
-    if compute not in (None, torch.float32, torch.float64, torch.bfloat16):
-        raise ValueError(f"compute_dtype must be None, float32, float64 or bfloat16, got {compute}")
-    if method == "gram" and compute == torch.bfloat16:
-        raise ValueError(
-            "the Gram form is not stable in bfloat16; use compute_dtype=torch.float32 or another method"
-        )
-    for matrix in matrices:
-        if not matrix.is_floating_point():
-            raise ValueError(f"expected real floating-point matrices, got {matrix.dtype}")
-
-
-def _compute_dtype(matrix: Tensor, requested: torch.dtype | None, method: str) -> torch.dtype:
-    """None means fp64 for fp64 input, else what the machine multiplies fast (fp32 for the Gram form)."""
-    if requested is not None:
-        return requested
-    if matrix.dtype == torch.float64:
-        return torch.float64
-    return torch.float32 if method == "gram" else fast_compute_dtype(matrix.device)
-
-
-def _buckets(matrices: Sequence[Tensor]) -> Iterable[list[int]]:
-    """Indices of matrices that share a workspace: same sides up to transposition, dtype and device; bounded in size."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        m, n = sorted(matrix.shape)
-        groups.setdefault((m, n, matrix.dtype, matrix.device), []).append(index)
-    for indices in groups.values():
-        first = matrices[indices[0]]
-        limit = max(1, _STACK_BYTES // max(1, first.numel() * 4))
+def _buckets(
+    shapes: Sequence[torch.Size], device: torch.device, itemsize: int, max_bytes: int | None
+) -> Iterable[list[int]]:
+    """Indices of matrices that share a workspace: equal shapes, bounded in size."""
+    groups: dict[torch.Size, list[int]] = {}
+    for index, shape in enumerate(shapes):
+        groups.setdefault(shape, []).append(index)
+    bound = max_bytes or _STACK_BYTES.get(device.type, _STACK_BYTES["cuda"])
+    for shape, indices in groups.items():
+        limit = 1 if _is_single(shape, device) else max(1, bound // (shape.numel() * itemsize))
         yield from (indices[lo : lo + limit] for lo in range(0, len(indices), limit))
+
+
+def orthogonalize_stream(
+    shapes: Sequence[torch.Size],
+    fill: Callable[[int, Tensor], None],
+    finish: Callable[[int, LastProduct], None],
+    schedule: Schedule,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+    normalize: str = "frobenius",
+    method: str = "auto",
+    compute_dtype: torch.dtype | None = None,
+    eps: float = 1e-7,
+    max_workspace_bytes: int | None = None,
+) -> None:
+    """Orthogonalize matrices that need not exist yet, bucket by bucket, so that one workspace lives at a time.
+
+    Args:
+        shapes: sizes of the matrices, 2-D and not empty, in any orientation.
+        fill: ``fill(i, slot)`` writes matrix i to `slot` [rows, columns], a view of the workspace in fp32 (fp64 if
+            `dtype` or `compute_dtype` is).
+        finish: ``finish(i, product)`` takes the result of matrix i; it is valid during the call.
+        schedule: the steps.
+        dtype: of the matrices; float64 is computed in float64 unless `compute_dtype` says otherwise.
+        device: where the workspace is.
+        normalize, method, compute_dtype: as for :func:`orthogonalize`.
+        eps: floor on the norm of a matrix scaled to entries of at most 1; guards the all-zero matrix.
+        max_workspace_bytes: bound on a stack of matrices; one matrix alone may exceed it.
+
+    A matrix's result does not depend, to the bit, on the others in the call.
+    """
+    check_options(method, normalize, compute_dtype)
+    compute = compute_dtype_for(dtype, device, compute_dtype, method)
+    work = torch.float64 if torch.float64 in (dtype, compute) else torch.float32
+    for indices in _buckets(shapes, device, work.itemsize, max_workspace_bytes):
+        shape = shapes[indices[0]]
+        single = _is_single(shape, device)
+        rows, columns = _padded((shape[0], shape[1]), not single)
+        stack = torch.zeros(len(indices), rows, columns, dtype=work, device=device)
+        for slot, i in zip(stack, indices, strict=True):
+            fill(i, slot[: shape[0], : shape[1]])
+        tall = shape[0] > shape[1]
+        m, n = sorted(shape)
+        chosen = choose_method(m, n, schedule, compute) if method == "auto" else method
+        ops = TorchOps(triangle=uses_triangle(chosen, m, compute))
+        it = unit_iterate(stack.mT if tall else stack, compute, (m, n), eps, tall=tall, single=single)
+        del stack
+        bounds = phase_bounds(schedule, chosen, compute)
+        p, it = iterate_schedule(ops, it, schedule.coefficients, bounds, normalize)
+        _hand_out(ops, p, it, indices, shape, single, finish)
+
+
+def _hand_out(
+    ops: TorchOps,
+    p: Symmetric,
+    it: Iterate,
+    indices: Sequence[int],
+    shape: torch.Size,
+    single: bool,
+    finish: Callable[[int, LastProduct], None],
+) -> None:
+    """Pass each result of a bucket on; those of a stack are multiplied out together."""
+    if single:
+
+        def multiplied() -> Tensor:
+            whole = ops.apply(p, it)
+            return _without_gain(whole.x[0].mT if it.tall else whole.x[0], whole.gain)
+
+        finish(indices[0], LastProduct(multiplied, p, it))
+        return
+    whole = ops.apply(p, it)
+    for slot, i in zip(whole.x.mT if it.tall else whole.x, indices, strict=True):
+        o = slot[: shape[0], : shape[1]]
+        finish(i, LastProduct(partial(_without_gain, o, whole.gain), None, it))
+
+
+def _without_gain(o: Tensor, gain: float) -> Tensor:
+    return o if gain == 1.0 else o / gain
 
 
 def orthogonalize_list(
@@ -272,19 +158,39 @@ def orthogonalize_list(
     compute_dtype: torch.dtype | None = None,
     eps: float = 1e-7,
 ) -> list[Tensor]:
-    """Orthogonalize non-empty 2-D tensors; results are views of shared workspaces in the dtype of the computation."""
-    _check(matrices, method, normalize, compute_dtype)
-    results: list[Tensor] = list(matrices)
-    for indices in _buckets(matrices):
-        bucket = [matrices[i] for i in indices]
-        first = bucket[0]
-        compute = _compute_dtype(first, compute_dtype, method)
-        work = torch.float64 if torch.float64 in (first.dtype, compute) else torch.float32
-        solved = _run(_stack(bucket, work), schedule, method, normalize, compute, eps)
-        for slot, i in zip(solved, indices, strict=True):
-            rows, columns = matrices[i].shape
-            results[i] = slot[:rows, :columns] if rows <= columns else slot[:columns, :rows].mT
+    results = [torch.empty_like(m) for m in matrices]
+    pairs = list(zip(matrices, results, strict=True))
+    _copy_through(pairs, schedule, normalize=normalize, method=method, compute_dtype=compute_dtype)
     return results
+
+
+def _copy_through(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    schedule: Schedule,
+    *,
+    normalize: str,
+    method: str,
+    compute_dtype: torch.dtype | None,
+) -> None:
+    """Orthogonalize the first of each pair (equal dtypes and devices) into the second."""
+
+    def fill(i: int, slot: Tensor) -> None:
+        slot.copy_(pairs[i][0])
+
+    def finish(i: int, product: LastProduct) -> None:
+        pairs[i][1].copy_(product.value())
+
+    orthogonalize_stream(
+        [g.shape for g, _ in pairs],
+        fill,
+        finish,
+        schedule,
+        dtype=pairs[0][0].dtype,
+        device=pairs[0][0].device,
+        normalize=normalize,
+        method=method,
+        compute_dtype=compute_dtype,
+    )
 
 
 @overload
@@ -352,26 +258,21 @@ def orthogonalize(
     given = [G] if isinstance(G, Tensor) else list(G)
     if any(g.ndim < 2 for g in given):
         raise ValueError("orthogonalize needs tensors of at least two dimensions")
-    matrices = [m for g in given for m in (g.reshape(-1, *g.shape[-2:]) if g.numel() else ())]
-    if given:
-        resolve(backend, "orthogonalize", given[0].device)
-    solved = iter(
-        orthogonalize_list(
-            matrices, resolved, normalize=normalize, method=method, compute_dtype=compute_dtype
-        )
-    )
     targets = (
-        [torch.empty_like(g) for g in given]
-        if out is None
-        else [out]
-        if isinstance(out, Tensor)
-        else list(out)
+        [out] if isinstance(out, Tensor) else [torch.empty_like(g) for g in given] if out is None else [*out]
     )
-    if len(targets) != len(given) or any(t.shape != g.shape for t, g in zip(targets, given, strict=False)):
+    if [t.shape for t in targets] != [g.shape for g in given]:
         raise ValueError("out must match G in number and shape")
-    for target in targets:
-        for place in itertools.product(*map(range, target.shape[:-2])) if target.numel() else ():
-            target[place].copy_(next(solved))
+    check_options(method, normalize, compute_dtype)
+    pairs: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
+    for g, target in zip(given, targets, strict=True):
+        if not g.is_floating_point():
+            raise ValueError(f"expected real floating-point matrices, got {g.dtype}")
+        for place in itertools.product(*map(range, g.shape[:-2])) if g.numel() else ():
+            pairs.setdefault((g.dtype, g.device), []).append((g[place], target[place]))
+    for (_, device), matrices in pairs.items():
+        resolve(backend, "orthogonalize", device)
+        _copy_through(matrices, resolved, normalize=normalize, method=method, compute_dtype=compute_dtype)
     return targets[0] if single else targets
 
 

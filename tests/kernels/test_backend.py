@@ -66,7 +66,7 @@ def test_compute_dtype_asks_the_machine(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(torch.cpu, probe, lambda supported=supported: supported, raising=False)
         assert backend.fast_compute_dtype("cpu") == expected
     backend._cpu_has_bf16.cache_clear()
-    assert backend.fast_compute_dtype("cuda") == torch.bfloat16
+    assert backend.fast_compute_dtype("cuda") == torch.float16
 
 
 def test_importing_has_no_side_effects_and_needs_torch_only() -> None:
