@@ -1,0 +1,136 @@
+"""What a run found, as data classes that go to JSON and come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cases import Shapes, flops_of
+from benchmarks.implementations import OURS
+from benchmarks.measure import Spread, ratio, spread
+
+__all__ = ["CaseResult", "Gate", "Measurement", "Report", "load", "save"]
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Outcome of the correctness gate for one implementation."""
+
+    name: str
+    note: str
+    compute: str
+    passed: bool
+    error: float
+    bound: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Samples of one implementation on one subset of a case's matrices.
+
+    `samples` are seconds of optimizer.step(), one a round. Measurements of one `group` took turns on the same matrices, so
+    they can be compared round by round. `memory` is in bytes; operations and bytes are the cost model's, and the shares
+    are what they make of the machine's own rates.
+    """
+
+    implementation: str
+    shapes: Shapes
+    samples: tuple[float, ...]
+    memory: int | None
+    flops: float
+    nbytes: float
+    launches: float
+    gemm_share: float
+    copy_share: float
+    group: int
+
+    @property
+    def seconds(self) -> Spread:
+        """Summary of the samples."""
+        return spread(self.samples)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """Measurements of one case, or the reason why there are none; `left_out` are implementations that failed in it."""
+
+    case: str
+    title: str
+    shapes: Shapes
+    measurements: tuple[Measurement, ...] = ()
+    skipped: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def baseline(self, of: Measurement) -> Measurement | None:
+        """Ours, measured in the same rounds and on exactly the same matrices."""
+        for m in self.measurements:
+            if m.implementation == OURS and m.group == of.group and m.shapes == of.shapes:
+                return m
+        return None
+
+    def ratio(self, of: Measurement) -> Spread | None:
+        """How many times as long as ours, round by round."""
+        ours = self.baseline(of)
+        return ratio(of.samples, ours.samples) if ours is not None else None
+
+    def extrapolated(self, of: Measurement) -> float | None:
+        """Seconds of a step over the whole case if time goes with operations; None unless every shape was measured.
+
+        An extrapolation, not a measurement, unless `of` covers the case (then it is the median).
+        """
+        if {s[:2] for s in of.shapes} != {s[:2] for s in self.shapes}:
+            return None
+        return of.seconds.median * flops_of(self.shapes) / flops_of(of.shapes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything about one run."""
+
+    command: str
+    machine: dict[str, Any]
+    gemm: dict[str, float]
+    copy: float
+    gates: tuple[Gate, ...]
+    unavailable: dict[str, str]
+    cases: tuple[CaseResult, ...]
+    notes: tuple[str, ...] = ()
+    format: int = FORMAT
+
+
+def save(report: Report, path: Path) -> None:
+    """Write a report as JSON."""
+    path.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
+
+
+def _shapes(rows: Any) -> Shapes:
+    return tuple((int(a), int(b), int(c)) for a, b, c in rows)
+
+
+def _measurement(data: dict[str, Any]) -> Measurement:
+    return Measurement(**{**data, "shapes": _shapes(data["shapes"]), "samples": tuple(data["samples"])})
+
+
+def _case(data: dict[str, Any]) -> CaseResult:
+    measured = tuple(_measurement(m) for m in data["measurements"])
+    return CaseResult(**{**data, "shapes": _shapes(data["shapes"]), "measurements": measured})
+
+
+def load(path: Path) -> Report:
+    """Read a report back.
+
+    Raises:
+        ValueError: the file has another format.
+    """
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {data.get('format')!r}, this version reads {FORMAT}")
+    gates = tuple(Gate(**g) for g in data["gates"])
+    cases = tuple(_case(c) for c in data["cases"])
+    return Report(**{**data, "gates": gates, "cases": cases, "notes": tuple(data["notes"])})
