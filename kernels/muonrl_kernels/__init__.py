@@ -4,7 +4,8 @@ from muonrl_kernels import backend, coefficients, reference
 from muonrl_kernels.coefficients import Schedule
 from muonrl_kernels.linear_policy_loss import linear_logprob, linear_policy_loss
 from muonrl_kernels.metrics import LossMetrics
-from muonrl_kernels.muon import Muon, convert_momentum
+from muonrl_kernels.muon import Muon
+from muonrl_kernels.muon_convert import convert_lr, convert_momentum
 from muonrl_kernels.newton_schulz import orthogonality_residual, orthogonalize
 from muonrl_kernels.options import LossOptions
 from muonrl_kernels.params import ParamSplit, split_params
@@ -18,6 +19,7 @@ __all__ = [
     "Schedule",
     "backend",
     "coefficients",
+    "convert_lr",
     "convert_momentum",
     "linear_logprob",
     "linear_policy_loss",

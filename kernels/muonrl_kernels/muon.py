@@ -6,101 +6,59 @@ Per matrix W with gradient G (Keller Jordan 2024; Liu et al., Muon is Scalable f
     W <- (1 - lr wd) W - lr adjust(shape) NewtonSchulz(U)
 
 Differences from torch.optim.Muon, all of them deliberate: `eps` only guards the all-zero matrix (the gradient's scale
-never matters, while torch clamps its raw norm); a matrix whose gradient is not finite is skipped and counted; the
+never matters, while torch clamps its raw norm); a parameter whose gradient is not finite is skipped and counted; the
 momentum is never written to by the orthogonalization.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from muonrl_kernels.backend import resolve
-from muonrl_kernels.coefficients import Schedule, Triple, resolve_schedule
-from muonrl_kernels.newton_schulz import METHODS, NORMALIZATIONS, ScheduleLike, orthogonalize_list
+from muonrl_kernels.coefficients import Triple
+from muonrl_kernels.iteration import ScheduleLike
+from muonrl_kernels.muon_matrices import BUFFER, NEURONS, STEP, check_shape, expand, init_state
+from muonrl_kernels.muon_options import (
+    ALGORITHMS,
+    AdjustLr,
+    Split,
+    StepOptions,
+    check_group,
+    check_tensors,
+    plain_schedule,
+)
+from muonrl_kernels.muon_update import update
 
-__all__ = ["ALGORITHMS", "AdjustLr", "Muon", "convert_momentum", "lr_ratio"]
+__all__ = ["Muon"]
 
-AdjustLr: TypeAlias = str | Callable[[torch.Size], float] | None
-ALGORITHMS: Final = ("muon", "adamw")
-_ADJUST_NAMES: Final = ("original", "match_rms_adamw", "spectral_unclamped")
-_MOMENTUM_STYLES: Final = ("ema", "sum")
 _ADAMW_DEFAULTS: Final[Mapping[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8}
+_SHARED: Final = ("params", "lr", "weight_decay", "eps", "algorithm", "capturable")
+"""Options that groups of both algorithms read."""
 
 
-def lr_ratio(adjust_lr_fn: AdjustLr, shape: torch.Size) -> float:
-    """Factor on the learning rate of a matrix [A, B, ...].
+class _Ready(NamedTuple):
+    """A parameter whose gradient is used: its number in the optimizer, and on which flag that depends (None: on none)."""
 
-    None or "original": sqrt(max(1, A/B)); "match_rms_adamw": 0.2 sqrt(max(A, B)); "spectral_unclamped": sqrt(A/B);
-    a callable gets the shape and returns the factor.
-    """
-    if callable(adjust_lr_fn):
-        return float(adjust_lr_fn(shape))
-    rows, columns = shape[0], shape[1]
-    if adjust_lr_fn == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(rows, columns))
-    ratio = rows / max(1, columns)
-    return math.sqrt(ratio if adjust_lr_fn == "spectral_unclamped" else max(1.0, ratio))
-
-
-def convert_momentum(state_dict: Mapping[str, Any], to: str) -> dict[str, Any]:
-    """A copy of a Muon state dict with its momentum buffers in the other convention.
-
-    The sum buffer of older implementations (M <- mu M + G) is the EMA buffer divided by 1 - mu, as long as mu is
-    constant. `to` is "ema" or "sum"; groups that are already in that style are left as they are.
-    """
-    if to not in _MOMENTUM_STYLES:
-        raise ValueError(f"momentum style must be ema or sum, got {to!r}")
-    state = {key: dict(value) for key, value in state_dict["state"].items()}
-    groups = [dict(group) for group in state_dict["param_groups"]]
-    for group in groups:
-        if group.get("algorithm", "muon") != "muon" or group.get("momentum_style", "ema") == to:
-            continue
-        factor = 1.0 - group["momentum"]
-        for key in group["params"]:
-            if "momentum_buffer" in state.get(key, {}):
-                buffer = state[key]["momentum_buffer"]
-                state[key]["momentum_buffer"] = buffer * factor if to == "ema" else buffer / factor
-        group["momentum_style"] = to
-    return {**state_dict, "state": state, "param_groups": groups}
-
-
-def _as_float(value: float | Tensor) -> float:
-    return float(value.item()) if isinstance(value, Tensor) else float(value)
-
-
-def _check_scalars(lr: float | Tensor, weight_decay: float, momentum: float) -> None:
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    for label, value in (("Learning rate", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-        if not value >= 0.0:
-            raise ValueError(f"{label} should be >= 0 but is: {value}")
-
-
-def _plain_schedule(spec: ScheduleLike | None) -> str | tuple[Triple, ...] | None:
-    """A schedule as names and numbers only, so that a saved state dict loads with weights_only=True."""
-    if spec is None or isinstance(spec, str):
-        if spec is not None:
-            resolve_schedule(spec)
-        return spec
-    schedule = spec if isinstance(spec, Schedule) else resolve_schedule(spec)
-    return schedule.coefficients
+    parameter: Tensor
+    number: int
+    finite: Tensor | None
 
 
 class Muon(torch.optim.Optimizer):
     """Muon for hidden weight matrices, AdamW for parameter groups marked ``algorithm="adamw"``.
 
-    The positional arguments are torch.optim.Muon's. A group ``{"params": ..., "algorithm": "adamw"}`` is updated with
-    decoupled AdamW and may set `betas` (0.9, 0.999) and `eps` (1e-8 there); `lr` and `weight_decay` default to the
-    constructor's. :func:`muonrl_kernels.split_params` makes such groups from a model.
+    The positional arguments are torch.optim.Muon's; every option may also be set by a parameter group. A group
+    ``{"params": ..., "algorithm": "adamw"}`` is updated with decoupled AdamW and may set `betas` (0.9, 0.999) and `eps`
+    (1e-8 there); `lr` and `weight_decay` default to the constructor's. :func:`muonrl_kernels.split_params` makes such
+    groups from a model. docs/muon.md states every option with its formula.
 
     Args:
-        params: 2-D parameters (more dimensions with `flatten`), or parameter groups.
+        params: 2-D parameters (more dimensions with `flatten` or `batched_matrices`), or parameter groups.
         lr: learning rate, a float or a one-element tensor.
         weight_decay: decoupled weight decay.
         momentum: mu of the moving average of gradients.
@@ -108,22 +66,34 @@ class Muon(torch.optim.Optimizer):
         ns_coefficients: (a, b, c), used in each of `ns_steps` steps unless `ns_schedule` is given.
         eps: floor on the norm of a matrix scaled to entries of at most 1; guards the all-zero matrix only.
         ns_steps: number of steps with `ns_coefficients`, less than 100.
-        adjust_lr_fn: None, "original", "match_rms_adamw", "spectral_unclamped", or a callable of the matrix shape.
+        adjust_lr_fn: None, "original", "match_rms_adamw", "spectral_unclamped", "unscaled", or a callable of the shape.
         ns_schedule: preset name, Schedule or sequence of (a, b, c); takes the place of the two arguments above.
         normalize: "frobenius" or "schatten4".
         method: form of the iteration, "auto", "standard", "symmetric" or "gram".
         backend: "auto", "triton" or "torch".
-        momentum_style: "ema" (torch) or "sum" (M <- mu M + G; see :func:`convert_momentum`).
+        momentum_style: "ema" (torch) or "sum" (M <- mu M + G; see :func:`muonrl_kernels.convert_momentum`).
         flatten: treat [A, B, C, ...] (convolutions) as the matrix [A, B*C*...] instead of refusing it.
+        batched_matrices: treat [..., m, n] (stacked experts) as separate matrices [m, n] instead of refusing it.
+        split: orthogonalize blocks of each matrix (fused QKV, heads, gate and up) by themselves: a number of equal
+            blocks, a sequence of block sizes, or a callable (parameter) -> one of these or None.
+        split_dim: 0 splits rows (torch.nn.Linear's outputs), 1 columns (where weights are stored [in, out]).
+        cautious_wd: decay only the entries whose update has their own sign (arXiv 2510.12402).
+        variant: "muon", or "normuon" for a second moment per output neuron (arXiv 2510.05491).
+        beta2: decay of NorMuon's second moment.
+        momentum_dtype: dtype of the momentum buffer; None takes the gradient's.
+        stochastic_rounding: round updates of bf16 and fp16 parameters without bias.
+        rounding_seed: seed of that rounding's noise.
+        capturable: never read from the device in :meth:`step` (CUDA graphs); `lr` may be a device tensor.
         compute_dtype: dtype of the iteration; None asks the machine (fp32 on CPUs without bf16 instructions).
+        max_workspace_bytes: bound on a stack of matrices that are worked on together; one alone may exceed it.
 
     Raises:
-        ValueError: a bad hyper-parameter or a parameter that is not a matrix.
+        ValueError: a bad hyper-parameter, a combination that cannot be, or a parameter that is not a matrix.
         RuntimeError: complex parameters, sparse gradients, or backend="triton" where it is not available.
     """
 
-    skipped: int = 0
-    """Number of parameter updates left out so far because their gradient was not finite."""
+    _skipped: int = 0
+    _skipped_there: Tensor | None = None
 
     def __init__(
         self,
@@ -143,60 +113,107 @@ class Muon(torch.optim.Optimizer):
         backend: str = "auto",
         momentum_style: str = "ema",
         flatten: bool = False,
+        batched_matrices: bool = False,
+        split: Split = None,
+        split_dim: int = 0,
+        cautious_wd: bool = False,
+        variant: str = "muon",
+        beta2: float = 0.95,
+        momentum_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
+        capturable: bool = False,
         compute_dtype: torch.dtype | None = None,
+        max_workspace_bytes: int | None = None,
     ) -> None:
-        _check_scalars(lr, weight_decay, momentum)
-        resolve(backend, "muon")
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
-            "adjust_lr_fn": adjust_lr_fn,
-            "algorithm": "muon",
-            "ns_schedule": _plain_schedule(ns_schedule),
-            "normalize": normalize,
-            "method": method,
-            "backend": backend,
-            "momentum_style": momentum_style,
-            "flatten": flatten,
-            "compute_dtype": compute_dtype,
-        }
+        given = dict(locals())
+        for name in ("self", "params", "__class__"):
+            del given[name]
+        defaults = {**given, "algorithm": "muon", "ns_schedule": plain_schedule(ns_schedule)}
+        check_group(defaults)
         super().__init__(params, defaults)
+
+    @property
+    def skipped(self) -> int:
+        """Number of parameter updates left out so far because their gradient was not finite.
+
+        With `capturable` the count stays on the device; reading it here is what waits for it.
+        """
+        there = self._skipped_there
+        return self._skipped + (0 if there is None else int(there.item()))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group after checking that its options and the shapes of its parameters fit its algorithm."""
         algorithm = param_group.get("algorithm", "muon")
         if algorithm not in ALGORITHMS:
             raise ValueError(f"algorithm must be muon or adamw, got {algorithm!r}")
+        if "ns_schedule" in param_group:
+            param_group["ns_schedule"] = plain_schedule(param_group["ns_schedule"])
         if algorithm == "adamw":
+            foreign = [
+                key
+                for key, value in self.defaults.items()
+                if key not in _SHARED and param_group.get(key, value) != value
+            ]
+            if foreign:
+                raise ValueError(f"an adamw group does not read {', '.join(foreign)}: leave it out")
             for key, value in _ADAMW_DEFAULTS.items():
                 param_group.setdefault(key, value)
-        if "ns_schedule" in param_group:
-            param_group["ns_schedule"] = _plain_schedule(param_group["ns_schedule"])
-        merged = {**self.defaults, **param_group}
-        _check_scalars(merged["lr"], merged["weight_decay"], merged["momentum"])
-        if algorithm == "muon":
-            _check_muon_options(merged)
+        elif "betas" in param_group:
+            raise ValueError('betas belong to groups with algorithm="adamw"; a muon group has momentum')
+        check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
         try:
-            _check_shapes(self.param_groups[-1])
-        except ValueError:
+            check_tensors(group)
+            for p in group["params"] if algorithm == "muon" else ():
+                check_shape(group, p)
+        except (ValueError, RuntimeError):
             self.param_groups.pop()
             raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Complete groups saved by torch.optim.Muon with this optimizer's own options."""
+        """Complete groups saved by torch.optim.Muon, or by earlier versions, with this optimizer's own options."""
         present = getattr(self, "param_groups", [])
         super().__setstate__(state)
         for index, group in enumerate(self.param_groups):
+            group.setdefault("momentum_style", "ema")
             known = present[index] if index < len(present) else self.defaults
             for key, value in known.items():
                 if key != "params":
                     group.setdefault(key, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch saves it; functions (`adjust_lr_fn`, `split`) are left out and kept from the constructor."""
+        packed = super().state_dict()
+        for group in packed["param_groups"]:
+            for key in [key for key, value in group.items() if callable(value)]:
+                del group[key]
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this optimizer or of torch.optim.Muon, with buffers in the dtypes that their groups say."""
+        loaded: dict[str, Any] = {}
+        hook = self.register_load_state_dict_pre_hook(lambda _, given: loaded.update(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        # torch casts state to the parameters' dtype, which would cut a wider buffer down.
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            for p, key in zip(group["params"], saved["params"], strict=True):
+                for name, value in loaded["state"].get(key, {}).items():
+                    dtype = (
+                        group["momentum_dtype"]
+                        if name == BUFFER
+                        else value.dtype
+                        if name == NEURONS
+                        else None
+                    )
+                    if dtype is not None:
+                        self.state[p][name] = value.to(dtype=dtype, device=p.device)
+            if group["capturable"] and isinstance(group["lr"], Tensor) and group["params"]:
+                group["lr"] = group["lr"].to(group["params"][0].device)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -211,131 +228,101 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        number = 0
         for group in self.param_groups:
-            params = self._ready(group)
-            if not params:
+            ready = list(self._ready(group, number))
+            number += len(group["params"])
+            if not ready:
                 continue
             if group["algorithm"] == "adamw":
-                self._step_adamw(group, params)
+                self._step_adamw(group, ready)
             else:
-                self._step_muon(group, params)
+                self._step_muon(group, ready)
         return loss
 
-    def _ready(self, group: Mapping[str, Any]) -> list[Tensor]:
-        """Parameters of a group with a usable gradient; those with a non-finite one are counted and left alone."""
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
+    def _ready(self, group: Mapping[str, Any], number: int) -> Iterator[_Ready]:
+        """Parameters with a gradient; those with a non-finite one are counted, and left out or marked."""
+        filled = []
+        for index, p in enumerate(group["params"]):
+            if p.grad is None:
+                continue
             if torch.is_complex(p):
                 raise RuntimeError("Muon does not support complex parameters")
-            if cast(Tensor, p.grad).is_sparse:
+            if p.grad.is_sparse:
                 raise RuntimeError("Muon does not support sparse gradients")
-        filled = [p for p in params if p.numel()]
-        finite = _finite([cast(Tensor, p.grad) for p in filled])
-        self.skipped += len(filled) - sum(finite)
-        return [p for p, good in zip(filled, finite, strict=True) if good]
+            if p.numel():
+                filled.append((p, number + index))
+        if not filled:
+            return
+        flags = _finite([cast(Tensor, p.grad) for p, _ in filled])
+        if group["capturable"]:
+            missed = (~flags).sum()
+            self._skipped_there = missed if self._skipped_there is None else self._skipped_there.add_(missed)
+            yield from (_Ready(p, i, flag) for (p, i), flag in zip(filled, flags.unbind(), strict=True))
+            return
+        good = flags.tolist()
+        self._skipped += good.count(False)
+        yield from (_Ready(p, i, None) for (p, i), usable in zip(filled, good, strict=True) if usable)
 
-    def _step_muon(self, group: Mapping[str, Any], params: list[Tensor]) -> None:
-        resolve(group["backend"], "muon", params[0].device)
-        grads = [cast(Tensor, p.grad) for p in params]
-        updates = self._momentum(group, params, grads)
-        matrices = [u.reshape(u.shape[0], -1) for u in updates]
-        solved = orthogonalize_list(
-            matrices,
-            _group_schedule(group),
-            normalize=group["normalize"],
-            method=group["method"],
-            compute_dtype=group["compute_dtype"],
-            eps=group["eps"],
-        )
-        lr = _as_float(group["lr"])
-        torch._foreach_mul_(params, 1.0 - lr * group["weight_decay"])
-        ratios: dict[torch.Size, float] = {}
-        for p, matrix, ortho in zip(params, matrices, solved, strict=True):
-            ratio = ratios.get(matrix.shape)
-            if ratio is None:
-                ratio = ratios[matrix.shape] = lr_ratio(group["adjust_lr_fn"], matrix.shape)
-            p.add_(ortho.reshape(p.shape).to(p.dtype), alpha=-lr * ratio)
+    def _step_muon(self, group: Mapping[str, Any], ready: Sequence[_Ready]) -> None:
+        items, copies = [], []
+        for p, number, finite in ready:
+            state = self.state[p]
+            init_state(group, p, state)
+            if group["stochastic_rounding"]:
+                state[STEP].add_(1.0 if finite is None else finite)
+            matrices, copy = expand(group, p, state, finite, number)
+            items.extend(matrices)
+            if copy is not None:
+                copies.append((p, copy))
+        update(items, StepOptions.of(group), group["backend"])
+        for p, copy in copies:
+            p.copy_(copy)
 
-    def _momentum(
-        self, group: Mapping[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> Sequence[Tensor]:
-        """Advance the momentum buffers; returns what is to be orthogonalized (never p.grad itself)."""
-        for p, grad in zip(params, grads, strict=True):
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        buffers: list[Tensor] = [self.state[p]["momentum_buffer"] for p in params]
-        mu = _as_float(group["momentum"])
-        if group["momentum_style"] == "sum":
-            torch._foreach_mul_(buffers, mu)
-            torch._foreach_add_(buffers, grads)
-            return torch._foreach_add(grads, buffers, alpha=mu) if group["nesterov"] else buffers
-        torch._foreach_lerp_(buffers, grads, 1.0 - mu)
-        return torch._foreach_lerp(grads, buffers, mu) if group["nesterov"] else buffers
-
-    def _step_adamw(self, group: Mapping[str, Any], params: list[Tensor]) -> None:
-        for p in params:
+    def _step_adamw(self, group: Mapping[str, Any], ready: Sequence[_Ready]) -> None:
+        capturable = group["capturable"]
+        for p, _, _ in ready:
             state = self.state[p]
             if "step" not in state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.zeros((), device=p.device if capturable else "cpu")
                 state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        adamw(
-            params,
-            [cast(Tensor, p.grad) for p in params],
-            [self.state[p]["exp_avg"] for p in params],
-            [self.state[p]["exp_avg_sq"] for p in params],
-            [],
-            [self.state[p]["step"] for p in params],
-            foreach=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=_as_float(group["lr"]),
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
-
-
-def _finite(grads: list[Tensor]) -> list[bool]:
-    """Whether each gradient is finite throughout; one small read back, which is free on the CPU.
-
-    A finite sum of squares proves it; only where that overflows is every entry looked at.
-    """
-    if not grads:
-        return []
-    proven = torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).isfinite().tolist()
-    return [good or bool(g.isfinite().all()) for good, g in zip(proven, grads, strict=True)]
-
-
-def _group_schedule(group: Mapping[str, Any]) -> Schedule:
-    if group["ns_schedule"] is not None:
-        return resolve_schedule(group["ns_schedule"])
-    return resolve_schedule(group["ns_coefficients"], group["ns_steps"])
-
-
-def _check_muon_options(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for options of a Muon group that the first step would trip over."""
-    adjust = group["adjust_lr_fn"]
-    if adjust is not None and not callable(adjust) and adjust not in _ADJUST_NAMES:
-        raise ValueError(f"Adjust learning rate function {adjust} is not supported")
-    for key, allowed in (
-        ("normalize", NORMALIZATIONS),
-        ("method", METHODS),
-        ("momentum_style", _MOMENTUM_STYLES),
-    ):
-        if group[key] not in allowed:
-            raise ValueError(f"{key} must be one of {', '.join(allowed)}, got {group[key]!r}")
-    if len(group["ns_coefficients"]) != 3:
-        raise ValueError("ns_coefficients must be a tuple of exactly 3 values")
-    _group_schedule(group)
-
-
-def _check_shapes(group: Mapping[str, Any]) -> None:
-    if group["algorithm"] != "muon":
-        return
-    for p in group["params"]:
-        if p.ndim != 2 and not (group["flatten"] and p.ndim > 2):
-            raise ValueError(
-                f"Muon only supports 2D parameters whereas we found a parameter with size: {p.size()}"
+        # Whether a fused update happens is one flag a call, so with flags on the device each parameter gets its own.
+        for part in [[r] for r in ready] if capturable else [ready]:
+            adamw(
+                [r.parameter for r in part],
+                [_like(r.parameter) if capturable else cast(Tensor, r.parameter.grad) for r in part],
+                [self.state[r.parameter]["exp_avg"] for r in part],
+                [self.state[r.parameter]["exp_avg_sq"] for r in part],
+                [],
+                [self.state[r.parameter]["step"] for r in part],
+                fused=capturable or None,
+                capturable=capturable,
+                found_inf=(~cast(Tensor, part[0].finite)).float() if capturable else None,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"] if capturable else float(group["lr"]),
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
             )
+
+
+def _like(p: Tensor) -> Tensor:
+    """The gradient in the parameter's layout, which is what torch's fused update takes it to have."""
+    grad = cast(Tensor, p.grad)
+    return grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+
+
+def _finite(grads: list[Tensor]) -> Tensor:
+    """Whether each gradient is finite throughout: bool [number of gradients], without reading any of it back.
+
+    Maxima let NaN and infinities through and cannot overflow.
+    """
+    if grads[0].device.type == "cpu":
+        peaks = [torch.maximum(high, low.neg()) for low, high in map(torch.aminmax, grads)]
+    else:
+        peaks = list(torch._foreach_norm(grads, math.inf))
+    wide = torch.float64 if any(peak.dtype == torch.float64 for peak in peaks) else torch.float32
+    return torch.stack([peak.to(peaks[0].device, wide) for peak in peaks]).isfinite()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from muonrl_kernels import Muon, reference
 from muonrl_kernels.coefficients import KJ, POLAR_EXPRESS
-from muonrl_kernels.muon import lr_ratio
+from muonrl_kernels.muon_options import lr_ratio
 from tests.numerics import assert_as_good_as, assert_exactly, relative_error
 
 SHAPES = [(24, 24), (24, 24), (16, 40), (40, 16), (1, 9), (9, 1), (7, 13)]

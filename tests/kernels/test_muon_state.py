@@ -115,5 +115,5 @@ def test_converting_the_momentum_keeps_the_path() -> None:
     assert relative_error(advance(q, ema, 3, 6), advance(p, total, 3, 6)) < 1e-5
     same = convert_momentum(converted, "ema")["state"][0]["momentum_buffer"]
     assert_exactly(same, converted["state"][0]["momentum_buffer"])
-    with pytest.raises(ValueError, match="ema or sum"):
+    with pytest.raises(ValueError, match="to must be one of ema, sum"):
         convert_momentum(converted, "mean")
