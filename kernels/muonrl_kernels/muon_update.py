@@ -87,29 +87,27 @@ def _finish(item: MatrixItem, product: LastProduct, options: StepOptions) -> Non
     weight, lr = item.weight, options.lr
     rounded = options.stochastic_rounding and weight.dtype in HALF
     if not (options.capturable or options.cautious_wd or rounded or item.neurons is not None):
-        rate = cast(float, lr)
-        if rate * options.weight_decay != 0.0:
-            weight.mul_(1.0 - rate * options.weight_decay)
-        product.add_to_(weight, -rate * item.ratio)
+        number = cast(float, lr)
+        if number * options.weight_decay != 0.0:
+            weight.mul_(1.0 - number * options.weight_decay)
+        product.add_to_(weight, -number * item.ratio)
         return
     o = product.value()
     if item.neurons is not None:
         normalize_neurons(o, item.neurons, options.beta2, item.finite)
     exact = weight.float() if rounded else weight
-    _apply(
-        exact, o, _predicated(lr * options.weight_decay, item), _predicated(lr * item.ratio, item), options
-    )
+    rate = _predicated(lr, item.finite, torch.promote_types(weight.dtype, torch.float32))
+    _apply(exact, o, rate * options.weight_decay, rate * item.ratio, options)
     if rounded:
         assert item.step is not None
         store_rounded(weight, exact, noise_keys(options.rounding_seed, item.stream, item.step))
 
 
-def _predicated(factor: float | Tensor, item: MatrixItem) -> float | Tensor:
+def _predicated(factor: float | Tensor, finite: Tensor | None, dtype: torch.dtype) -> float | Tensor:
     """The factor, or 0 on the device where the gradient was not finite."""
-    if item.finite is None:
+    if finite is None:
         return factor
-    dtype = torch.promote_types(item.weight.dtype, torch.float32)
-    return torch.where(item.finite, factor, torch.zeros((), dtype=dtype, device=item.finite.device))
+    return torch.where(finite, factor, torch.zeros((), dtype=dtype, device=finite.device))
 
 
 def _apply(
@@ -137,10 +135,7 @@ def normalize_neurons(o: Tensor, v: Tensor, beta2: float, finite: Tensor | None 
         V <- beta2 V + (1 - beta2) mean_j O_ij^2;   O' = O / (sqrt(V) + 1e-10);   O <- O' ||O||_F / (||O'||_F + 1e-10)
     """
     norms = torch.linalg.vector_norm(o, dim=1, keepdim=True, dtype=v.dtype)
-    fresh: float | Tensor = 1.0 - beta2
-    if finite is not None:
-        fresh = torch.where(finite, fresh, 0.0).to(v.dtype)
-    v.lerp_(norms.square() / o.shape[1], fresh)
+    v.lerp_(norms.square() / o.shape[1], _predicated(1.0 - beta2, finite, v.dtype))
     factor = (v.sqrt() + _TINY).reciprocal()
     after = torch.linalg.vector_norm(norms * factor)
     o.mul_(factor * (torch.linalg.vector_norm(norms) / (after + _TINY)))
