@@ -202,16 +202,13 @@ class Muon(torch.optim.Optimizer):
         # torch casts state to the parameters' dtype, which would cut a wider buffer down.
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             for p, key in zip(group["params"], saved["params"], strict=True):
-                for name, value in loaded["state"].get(key, {}).items():
-                    dtype = (
-                        group["momentum_dtype"]
-                        if name == BUFFER
-                        else value.dtype
-                        if name == NEURONS
-                        else None
-                    )
-                    if dtype is not None:
-                        self.state[p][name] = value.to(dtype=dtype, device=p.device)
+                state, before = self.state.get(p, {}), loaded["state"].get(key, {})
+                if NEURONS in before:
+                    state[NEURONS] = before[NEURONS].to(p.device)
+                if BUFFER in before:
+                    dtype = group["momentum_dtype"] or state[BUFFER].dtype
+                    # Moonlight keeps a convolution's buffer as a matrix.
+                    state[BUFFER] = before[BUFFER].to(p.device, dtype).reshape(p.shape)
             if group["capturable"] and isinstance(group["lr"], Tensor) and group["params"]:
                 group["lr"] = group["lr"].to(group["params"][0].device)
 

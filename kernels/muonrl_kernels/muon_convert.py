@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from muonrl_kernels.muon_matrices import BUFFER
 from muonrl_kernels.muon_options import ADJUST_NAMES, MOMENTUM_STYLES, AdjustLr, lr_ratio
@@ -114,7 +115,7 @@ _LIBRARIES: Final[Mapping[str, _Library]] = {
 
 
 def convert_momentum(state_dict: Mapping[str, Any], to: str = "ema", *, source: str = _OURS) -> StateDict:
-    """A Muon optimizer's state dict in another convention; the argument is not changed.
+    """A copy of a Muon optimizer's state dict in another convention.
 
     Parameters keep their numbers, so the optimizer that loads the result must hold the same parameters in the same order
     (Moonlight's one group becomes a Muon and an AdamW group, in that order). Learning rates are kept together with the
@@ -146,7 +147,11 @@ def convert_momentum(state_dict: Mapping[str, Any], to: str = "ema", *, source: 
 
 
 def _copied(state_dict: Mapping[str, Any]) -> StateDict:
-    state = {key: dict(value) for key, value in state_dict["state"].items()}
+    """Tensors are copied too: an optimizer that loads them would go on to change the other one's."""
+    state = {
+        key: {name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.items()}
+        for key, entry in state_dict["state"].items()
+    }
     return {**state_dict, "state": state, "param_groups": [dict(g) for g in state_dict["param_groups"]]}
 
 
@@ -160,7 +165,7 @@ def _restyled(ours: StateDict, to: str) -> StateDict:
         for key in group["params"]:
             entry = ours["state"].get(key, {})
             if BUFFER in entry:
-                entry[BUFFER] = entry[BUFFER] * factor if to == "ema" else entry[BUFFER] / factor
+                entry[BUFFER].mul_(factor) if to == "ema" else entry[BUFFER].div_(factor)
         group["momentum_style"] = to
     return ours
 
