@@ -21,6 +21,7 @@ class Block(nn.Module):
         self.conv1d = nn.Conv1d(8, 8, 4, groups=8)
         self.A_log = nn.Parameter(torch.zeros(4))
         self.experts = nn.Parameter(torch.zeros(2, 8, 8))
+        self.kernel = nn.Parameter(torch.zeros(2, 8, 8))
 
 
 class Model(nn.Module):
@@ -42,7 +43,8 @@ def test_every_kind_of_parameter() -> None:
     assert "embedding" in reasons["embed.weight"] and "head" in reasons["lm_head.weight"]
     assert "norm" in reasons["blocks.0.norm.weight"] and "bias" in reasons["blocks.0.q_proj.bias"]
     assert "gate" in reasons["blocks.0.gate.weight"] and "convolution" in reasons["blocks.0.conv1d.weight"]
-    assert "vector" in reasons["blocks.0.A_log"] and "3-D" in reasons["blocks.0.experts"]
+    assert "vector" in reasons["blocks.0.A_log"] and "experts" in reasons["blocks.0.experts"]
+    assert "3-D" in reasons["blocks.0.kernel"]
 
 
 def test_each_tensor_is_in_exactly_one_group() -> None:
@@ -108,6 +110,38 @@ def test_the_split_is_what_muon_takes() -> None:
     groups = Muon(split.groups(muon={"lr": 0.5}, adamw={"lr": 0.25, "weight_decay": 0.0})).param_groups
     assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.5, 0.1), (0.25, 0.0)]
     assert [len(g["params"]) for g in groups] == [len(split.muon), len(split.adamw)]
+
+
+def test_convolutions_and_experts_come_as_groups_of_matrices() -> None:
+    model = Model(tied=False)
+    split = split_params(
+        model, conv="muon", experts="muon", override=lambda n, p: "muon" if "kernel" in n else None
+    )
+    groups = split.groups(muon={"lr": 0.5})
+    assert [(g["algorithm"], g.get("flatten"), g.get("batched_matrices")) for g in groups] == [
+        ("muon", None, None),
+        ("muon", True, None),
+        ("muon", None, True),
+        ("adamw", None, None),
+    ]
+    assert [g.get("lr") for g in groups] == [0.5, 0.5, 0.5, None]
+    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(id(p) for p in model.parameters())
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    before = [p.detach().clone() for p in model.parameters()]
+    Muon(split, lr=0.01).step()
+    assert all(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_experts_by_the_name_of_their_module() -> None:
+    class SomeExperts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.zeros(2, 4, 4))
+            self.up_bias = nn.Parameter(torch.zeros(2, 4))
+
+    where = {a.name: (a.where, a.view) for a in split_params(SomeExperts(), experts="muon").assignments}
+    assert where == {"up": ("muon", "batched_matrices"), "up_bias": ("adamw", None)}
 
 
 def test_only_one_kind() -> None:
