@@ -43,6 +43,11 @@ class MatrixItem:
     step: Tensor | None = None
     stream: int = 0
 
+    @property
+    def parameter(self) -> int:
+        """Number of the parameter in its optimizer."""
+        return self.stream >> _STREAM_BITS
+
 
 def check_shape(group: Mapping[str, Any], p: Tensor) -> None:
     """Raise ValueError if a parameter cannot be seen as matrices under the group's options."""

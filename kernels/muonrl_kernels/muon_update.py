@@ -24,7 +24,7 @@ from muonrl_kernels.newton_schulz import orthogonalize_stream
 from muonrl_kernels.rounding import noise_keys, store_rounded
 from muonrl_kernels.torch_ops import LastProduct
 
-__all__ = ["normalize_neurons", "update"]
+__all__ = ["finish", "normalize_neurons", "update"]
 
 _TINY = 1e-10
 """Guards the two divisions of NorMuon, as in its authors' code."""
@@ -47,7 +47,7 @@ def _torch_update(
     orthogonalize_stream(
         [item.weight.shape for item in items],
         lambda i, slot: _fill(items[i], slot, options),
-        lambda i, product: _finish(items[i], product, options),
+        lambda i, product: finish(items[i], product, options),
         options.schedule,
         dtype=dtype,
         device=device,
@@ -82,7 +82,7 @@ def _fill(item: MatrixItem, slot: Tensor, options: StepOptions) -> None:
         slot.copy_(g).mul_(fresh).add_(m, alpha=mu)
 
 
-def _finish(item: MatrixItem, product: LastProduct, options: StepOptions) -> None:
+def finish(item: MatrixItem, product: LastProduct, options: StepOptions) -> None:
     """Decay the weight and add the orthogonalized update."""
     weight, lr = item.weight, options.lr
     rounded = options.stochastic_rounding and weight.dtype in HALF

@@ -142,7 +142,7 @@ def _hand_out(
     whole = ops.apply(p, it)
     for slot, i in zip(whole.x.mT if it.tall else whole.x, indices, strict=True):
         o = slot[: shape[0], : shape[1]]
-        finish(i, LastProduct(partial(_without_gain, o, whole.gain), None, it))
+        finish(i, LastProduct(partial(_without_gain, o, whole.gain), None, None))
 
 
 def _without_gain(o: Tensor, gain: float) -> Tensor:

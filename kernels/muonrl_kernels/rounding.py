@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["noise_keys", "rounding_noise", "store_rounded"]
+__all__ = ["noise_key_halves", "noise_key_table", "noise_keys", "rounding_noise", "store_rounded"]
 
 _FIRST: Final = 0x7FEB352D
 _SECOND: Final = 0x846CA68B - 2**32
@@ -50,11 +50,22 @@ def _mix(x: Tensor, key: Tensor | None = None) -> Tensor:
     return _fold(_fold(x, 15).mul_(_SECOND), 16)
 
 
+def noise_key_halves(seed: int, stream: int) -> tuple[int, int]:
+    """(h1, h2) of a stream, as signed 32-bit integers."""
+    halves = _splitmix64(seed ^ _splitmix64(stream))
+    return _signed(halves >> 32), _signed(halves)
+
+
 def noise_keys(seed: int, stream: int, step: Tensor) -> tuple[Tensor, Tensor]:
     """The keys (k1, k2) of a stream at a step: 0-d int32 tensors where `step` (0-d, any dtype) is."""
-    halves = _splitmix64(seed ^ _splitmix64(stream))
     count = step.to(torch.int32)
-    return _mix(count ^ _signed(halves >> 32)), _mix(count ^ _signed(halves))
+    first, second = noise_key_halves(seed, stream)
+    return _mix(count ^ first), _mix(count ^ second)
+
+
+def noise_key_table(halves: Tensor, steps: Tensor) -> Tensor:
+    """The keys of many streams at once: int32 [streams, 2] from halves int32 [streams, 2] and steps [streams]."""
+    return _mix(steps.to(torch.int32)[:, None] ^ halves)
 
 
 def rounding_noise(keys: tuple[Tensor, Tensor], start: int, stop: int, device: torch.device) -> Tensor:

@@ -210,11 +210,16 @@ def _scale(x: Tensor, gain: float, eps: float) -> Tensor:
 class LastProduct:
     """One matrix's result O = (shift I + W) X, not multiplied out until it is asked for."""
 
-    def __init__(self, value: Callable[[], Tensor], p: Symmetric | None, it: Iterate) -> None:
+    def __init__(self, value: Callable[[], Tensor], p: Symmetric | None, it: Iterate | None) -> None:
         """`value` gives O in the matrix's own shape; `p` and `it` (of one matrix) allow the product to be fused."""
         self._value = value
         self._p = p
         self._it = it
+
+    @classmethod
+    def of(cls, o: Tensor) -> LastProduct:
+        """A product that has been multiplied out already."""
+        return cls(lambda: o, None, None)
 
     def value(self) -> Tensor:
         """O [rows, columns] in the dtype of the computation."""
@@ -223,7 +228,7 @@ class LastProduct:
     def add_to_(self, weight: Tensor, alpha: float) -> None:
         """weight += alpha O, in place; in fp32 and fp64 without a temporary for O."""
         p, it = self._p, self._it
-        if p is None or weight.dtype != it.x.dtype or p.shift != 0.0:
+        if p is None or it is None or weight.dtype != it.x.dtype or p.shift != 0.0:
             weight.add_(self.value(), alpha=alpha)
             return
         left, right = (it.x[0].mT, p.w[0]) if it.tall else (p.w[0], it.x[0])
