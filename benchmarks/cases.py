@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.cost import standard_flops
+from benchmarks.flops import standard_flops
 
 __all__ = ["CASES", "Case", "Shapes", "choose_cases", "describe", "flops_of", "matrices", "shrink"]
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.cases import choose_cases
+from benchmarks.compare import THRESHOLD, compare, to_table
+from benchmarks.estimate import Assumptions, estimate_text
 from benchmarks.machine import ISA_VARIABLES, restart_with_isa
 
 __all__ = ["main"]
+
+COMPARED: Final = ("qwen3-60m", "square", "wide", "tall", "small")
+MODELS: Final = ("qwen3.5-4b", "minicpm5-2b", "qwen3-300m", "qwen3-60m")
 
 DEFAULT_BUDGET: Final = 400.0
 """Seconds for all cases together; with ceilings and the gate a run ends within eight minutes."""
@@ -40,6 +48,25 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--compile-peers", action="store_true", help="let peers use torch.compile on a CPU as well"
     )
+    compare = commands.add_parser("compare", help="compare the working tree with a git commit")
+    compare.add_argument("base", help="commit, branch or tag")
+    compare.add_argument("--cases", type=_names, help="comma-separated; default: " + ",".join(COMPARED))
+    compare.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    compare.add_argument("--threads", type=int, help="threads of PyTorch; default: its own choice")
+    compare.add_argument(
+        "--rounds", type=int, default=10, help="steps of each side in a pair of processes (%(default)s)"
+    )
+    compare.add_argument("--processes", type=int, default=3, help="pairs of processes (%(default)s)")
+    compare.add_argument(
+        "--threshold", type=float, default=THRESHOLD, help="noise of the median ratio (%(default)s)"
+    )
+    audit = commands.add_parser("audit", help="compile every kernel for GPUs that are not at hand")
+    audit.add_argument("--target", nargs="+", help="sm_80 sm_90 sm_100 gfx942; default: all")
+    audit.add_argument("--markdown", action="store_true", help="print the table alone, without progress")
+    estimate = commands.add_parser("estimate", help="print the cost model's estimates for GPUs")
+    estimate.add_argument("--cases", type=_names, help="comma-separated; default: the models")
+    for name, value in dataclasses.asdict(Assumptions()).items():
+        estimate.add_argument(f"--{name}", type=float, default=value, help="assumed (%(default)s)")
     return parser
 
 
@@ -50,7 +77,6 @@ def _log(text: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from benchmarks.cases import choose_cases
     from benchmarks.implementations import OURS, own_implementations
     from benchmarks.peers import peer_implementations
     from benchmarks.report import plot, to_text
@@ -80,13 +106,66 @@ def _run(arguments: argparse.Namespace) -> int:
             missing = [item for item in missing if item.name in wanted]
         command = "python -m benchmarks " + " ".join(sys.argv[1:])
         report = run(cases, found, missing, device, arguments.budget, command, _log)
-    print(to_text(report))
+    text = to_text(report)
+    if device.type == "cpu":
+        models = [case for case in cases if case.name in MODELS] or choose_cases(MODELS)
+        text += f"\n## GPUs that are not at hand\n\n{estimate_text(models)}\n"
+    print(text)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
         save(report, arguments.output / "muon.json")
-        (arguments.output / "muon.md").write_text(to_text(report), encoding="utf-8")
+        (arguments.output / "muon.md").write_text(text, encoding="utf-8")
         plot(report, arguments.output / "muon.png")
     return 0 if all(gate.passed for gate in report.gates if gate.name.startswith(OURS)) else 1
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    import torch
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if arguments.rounds < 1 or arguments.processes < 1:
+        raise ValueError(
+            f"--rounds and --processes must be at least 1, got {arguments.rounds} and {arguments.processes}"
+        )
+    found = compare(
+        arguments.base,
+        choose_cases(arguments.cases or COMPARED),
+        device=device,
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        processes=arguments.processes,
+        threshold=arguments.threshold,
+        log=_log,
+    )
+    print(to_table(found))
+    print(
+        f"A case is slower or faster if its median is off by more than {arguments.threshold:.0%} and its quartiles agree."
+    )
+    return int(any(c.verdict == "slower" for c in found))
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from benchmarks import audit
+
+    try:
+        builds = importlib.import_module("muonrl_kernels.builds")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"this version of muonrl_kernels has no kernels to audit ({error})") from error
+    rows = audit.audit(
+        arguments.target, builds.builds, builds.TARGETS, (lambda _: None) if arguments.markdown else _log
+    )
+    print(audit.to_table(rows))
+    return int(any(row.problems for row in rows))
+
+
+def _estimate(arguments: argparse.Namespace) -> int:
+    names = dataclasses.asdict(Assumptions())
+    assumed = Assumptions(**{name: getattr(arguments, name) for name in names})
+    print(estimate_text(choose_cases(arguments.cases or MODELS), assumed))
+    return 0
+
+
+_COMMANDS: Final = {"run": _run, "compare": _compare, "audit": _audit, "estimate": _estimate}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(arguments, "isa", None):
             restart_with_isa(arguments.isa)
-        return _run(arguments)
+        return _COMMANDS[arguments.command](arguments)
     except ValueError as error:
         print(f"benchmarks: error: {error}", file=sys.stderr)
         return 2

@@ -4,9 +4,7 @@ A matrix has the short side m and the long side n; T is the number of Newton-Sch
 Multiply and add count 2; a product that computes one triangle of a symmetric result counts half. Bytes are what a kernel
 must move at least: each operand read once, each result written once, of weights, gradients and momentum in fp32.
 
-    standard     T (4 m^2 n + 2 m^3)
-    symmetric    T (3 m^2 n + m^3)
-    Gram         (1 + r) 3 m^2 n + (T + 3 (T - 1 - r)) m^3
+The sums that come out are those of the formulas in benchmarks.flops.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Final, Literal
 
 import torch
 
+from benchmarks.flops import RESTARTS, STEPS, standard_flops
 from muonrl_kernels import iteration
 from muonrl_kernels.coefficients import KJ
 
@@ -26,17 +25,12 @@ __all__ = [
     "Op",
     "Total",
     "executed_flops",
-    "gram_flops",
-    "standard_flops",
     "step_ops",
-    "symmetric_flops",
     "total",
 ]
 
 Kind = Literal["product", "triangle", "elementwise"]
 FP32: Final = 4
-STEPS: Final = 5
-RESTARTS: Final = 1
 SMALL_SIDE: Final = 128
 """Up to this short side the whole iteration of a matrix runs in one launch on a GPU."""
 
@@ -60,21 +54,6 @@ class Total:
     nbytes: float
     elementwise: float
     launches: float
-
-
-def standard_flops(m: int, n: int, steps: int = STEPS) -> float:
-    """Operations of the standard iteration on one m x n matrix, m <= n."""
-    return steps * (4.0 * m * m * n + 2.0 * float(m) ** 3)
-
-
-def symmetric_flops(m: int, n: int, steps: int = STEPS) -> float:
-    """Operations of the standard iteration whose symmetric products compute one triangle."""
-    return steps * (3.0 * m * m * n + float(m) ** 3)
-
-
-def gram_flops(m: int, n: int, steps: int = STEPS, restarts: int = RESTARTS) -> float:
-    """Operations of the Gram form with triangular products: (6 alpha + 14) m^3 for five steps and one restart."""
-    return (1 + restarts) * 3.0 * m * m * n + (steps + 3.0 * (steps - 1 - restarts)) * float(m) ** 3
 
 
 def executed_flops(shapes: Iterable[tuple[int, int, int]], dtype: torch.dtype, method: str = "auto") -> float:
@@ -107,14 +86,14 @@ def _iteration(m: int, n: int, size: int, triangle: bool) -> list[Op]:
     return [outer, square, apply] * STEPS
 
 
-def _gram_iteration(m: int, n: int, size: int) -> list[Op]:
+def _gram_iteration(m: int, n: int, size: int, restarts: int = RESTARTS) -> list[Op]:
     """The products of the Gram form; the last one is left to the caller, who may fuse the update into it."""
     outer = _product("X X^T", (m, m, n), size, m * n, True)
     square = _product("b R + c R^2", (m, m, m), size, m * m, True)
     small = _product("commuting product", (m, m, m), size, 3 * m * m, True)
     restart = _product("Q X", (m, n, m), size, m * m + m * n)
-    commuting = 3 * (STEPS - 1 - RESTARTS)
-    return [outer] * (1 + RESTARTS) + [square] * STEPS + [small] * commuting + [restart] * RESTARTS
+    commuting = 3 * (STEPS - 1 - restarts)
+    return [outer] * (1 + restarts) + [square] * STEPS + [small] * commuting + [restart] * restarts
 
 
 def _momentum(x: int, size: int) -> list[Op]:
@@ -209,7 +188,9 @@ def _own(m: int, n: int, size: int) -> list[Op]:
     form = iteration.choose_method(m, n, KJ, dtype)
     products = _iteration(m, n, size, False)
     if form == "gram":
-        products = [*_gram_iteration(m, n, size), _product("W X", (m, n, m), size, m * m + m * n)]
+        restarts = len(iteration.phase_bounds(KJ, form, dtype)) - 1
+        last = _product("W X", (m, n, m), size, m * m + m * n)
+        products = [*_gram_iteration(m, n, size, restarts), last]
     return [
         _elementwise("finiteness", FP32 * x),
         _elementwise("momentum", 3 * FP32 * x),

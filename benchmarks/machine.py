@@ -21,10 +21,10 @@ import torch
 __all__ = [
     "ISA_VARIABLES",
     "Ceilings",
+    "better",
     "describe_machine",
     "extra_memory",
     "git_commit",
-    "has_fast_bf16",
     "measure_ceilings",
     "restart_with_isa",
     "seconds_of",
@@ -44,7 +44,11 @@ _PACKAGES: Final = (
     "optimuon",
     "muon-optimizer",
 )
-_CPU_PROBE_SIZE: Final = {torch.float32: 1536, torch.bfloat16: 512, torch.float16: 512}
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+_CPU_PROBE_SIZE: Final = 512
+_LARGE_CPU_PROBE: Final = 1536
+_FAST_PROBE: Final = 0.02
+"""Seconds of the small product above which the large one, 27 times the work, is left out."""
 _GPU_PROBE_SIZE: Final = 8192
 _BATCH, _SIDE = 32, 64
 _COPY_BYTES: Final = 256 << 20
@@ -144,7 +148,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def _best(call: Callable[[], object], device: torch.device, repeats: int = 7, enough: float = 1.0) -> float:
+def _best(call: Callable[[], object], device: torch.device, repeats: int = 50, enough: float = 0.5) -> float:
     """Shortest of up to `repeats` calls after one to warm up; slow calls are repeated for `enough` seconds only."""
     samples = [seconds_of(call, device)]
     if samples[0] < enough:
@@ -157,10 +161,14 @@ def _best(call: Callable[[], object], device: torch.device, repeats: int = 7, en
 def measure_ceilings(device: torch.device) -> Ceilings:
     """The machine's own GEMM rate in each dtype and its copy rate, measured now."""
     rates = {}
-    for dtype, small in _CPU_PROBE_SIZE.items():
-        size = _GPU_PROBE_SIZE if device.type == "cuda" else small
+    for dtype in _DTYPES:
+        size = _GPU_PROBE_SIZE if device.type == "cuda" else _CPU_PROBE_SIZE
         a = torch.full((size, size), 0.5, dtype=dtype, device=device)
         out = torch.empty_like(a)
+        if device.type == "cpu" and _best(lambda a=a: a @ a, device, repeats=1) < _FAST_PROBE:  # type: ignore[misc]
+            size = _LARGE_CPU_PROBE
+            a = torch.full((size, size), 0.5, dtype=dtype, device=device)
+            out = torch.empty_like(a)
         large = 2.0 * size**3 / _best(lambda a=a, out=out: torch.mm(a, a, out=out), device)  # type: ignore[misc]
         # Where a CPU has no instructions for a dtype, small batched products go another and faster way.
         b = torch.full((_BATCH, _SIDE, _SIDE), 0.5, dtype=dtype, device=device)
@@ -171,9 +179,9 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     return Ceilings(rates, 2.0 * _COPY_BYTES / _best(lambda: target.copy_(source), device))
 
 
-def has_fast_bf16(ceilings: Ceilings) -> bool:
-    """Whether bf16 products are no slower than fp32 ones on this machine, by measurement."""
-    return ceilings.gemm["bfloat16"] >= ceilings.gemm["float32"]
+def better(a: Ceilings, b: Ceilings) -> Ceilings:
+    """The higher of two measurements of each rate: whatever else runs on a machine only lowers them."""
+    return Ceilings({name: max(rate, b.gemm[name]) for name, rate in a.gemm.items()}, max(a.copy, b.copy))
 
 
 def _status(field: str) -> int:

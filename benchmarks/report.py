@@ -57,13 +57,13 @@ def _ratio(value: Spread | None) -> str:
     return "" if value is None else f"{value.median:.2f} ({value.lower:.2f}-{value.upper:.2f})"
 
 
-def _row(case: CaseResult, m: Measurement, compute: str) -> tuple[str, ...]:
+def _row(report: Report, case: CaseResult, m: Measurement) -> tuple[str, ...]:
     s = m.seconds
     whole = case.extrapolated(m)
     covered = flops_of(m.shapes) == flops_of(case.shapes)
     return (
         m.implementation,
-        compute,
+        m.compute,
         _time(s.median),
         f"{_time(s.lower)}-{_time(s.upper)}",
         _time(s.minimum),
@@ -71,14 +71,14 @@ def _row(case: CaseResult, m: Measurement, compute: str) -> tuple[str, ...]:
         _ratio(case.ratio(m)),
         f"{m.flops * 1e-9:.4g}",
         f"{m.nbytes * 1e-9:.3g}",
-        f"{m.gemm_share:.0%}",
-        f"{m.copy_share:.0%}",
+        f"{report.gemm_share(m):.0%}",
+        f"{report.copy_share(m):.0%}",
         "" if m.memory is None else f"{m.memory / 2**20:.0f} MiB",
         "measured" if covered else "" if whole is None else f"~{_time(whole)} extrapolated",
     )
 
 
-def _case_text(case: CaseResult, computes: dict[str, str]) -> Iterator[str]:
+def _case_text(report: Report, case: CaseResult) -> Iterator[str]:
     yield f"\n## {case.case}: {case.title} ({flops_of(case.shapes) * 1e-9:.4g} GFLOP of the standard iteration)\n"
     if case.skipped:
         yield f"Skipped: {case.skipped}."
@@ -87,7 +87,7 @@ def _case_text(case: CaseResult, computes: dict[str, str]) -> Iterator[str]:
         share = flops_of(mine[0].shapes) / flops_of(case.shapes)
         what = "all matrices" if share == 1.0 else f"a subset with {share:.2%} of the operations"
         yield f"Measured on {what}: {describe(mine[0].shapes)}.\n"
-        yield table(_HEAD, [_row(case, m, computes[m.implementation]) for m in mine]) + "\n"
+        yield table(_HEAD, [_row(report, case, m) for m in mine]) + "\n"
     for name, reason in case.left_out.items():
         yield f"{name}: not measured here, {reason}"
 
@@ -102,7 +102,7 @@ def _machine_text(report: Report) -> Iterator[str]:
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     yield f"Commit {machine['commit']}, {machine['date']}"
     rates = ", ".join(f"{name} {rate * 1e-9:.4g} GFLOP/s" for name, rate in report.gemm.items())
-    yield f"Ceilings measured at the start: {rates}, copy {report.copy * 1e-9:.3g} GB/s"
+    yield f"Ceilings, the better of two measurements before and after: {rates}, copy {report.copy * 1e-9:.3g} GB/s"
 
 
 def to_text(report: Report) -> str:
@@ -115,9 +115,8 @@ def to_text(report: Report) -> str:
     ]
     lines.append(table(("implementation", "iterates in", "error", "bound", "verdict", "how"), rows))
     lines += [f"{name}: unavailable, {reason}" for name, reason in report.unavailable.items()]
-    computes = {g.name: g.compute for g in report.gates}
     for case in report.cases:
-        lines += _case_text(case, computes)
+        lines += _case_text(report, case)
     return "\n".join(lines) + "\n"
 
 

@@ -35,8 +35,7 @@ class Measurement:
     """Samples of one implementation on one subset of a case's matrices.
 
     `samples` are seconds of optimizer.step(), one a round. Measurements of one `group` took turns on the same matrices, so
-    they can be compared round by round. `memory` is in bytes; operations and bytes are the cost model's, and the shares
-    are what they make of the machine's own rates.
+    they can be compared round by round. `memory` is in bytes; operations, bytes and launches are the cost model's.
     """
 
     implementation: str
@@ -46,8 +45,7 @@ class Measurement:
     flops: float
     nbytes: float
     launches: float
-    gemm_share: float
-    copy_share: float
+    compute: str
     group: int
 
     @property
@@ -102,6 +100,14 @@ class Report:
     cases: tuple[CaseResult, ...]
     notes: tuple[str, ...] = ()
     format: int = FORMAT
+
+    def gemm_share(self, of: Measurement) -> float:
+        """Operations of the cost model over the shortest time, as a share of the machine's own GEMM rate."""
+        return of.flops / min(of.samples) / self.gemm[of.compute]
+
+    def copy_share(self, of: Measurement) -> float:
+        """Bytes of the cost model over the shortest time, as a share of the machine's own copy rate."""
+        return of.nbytes / min(of.samples) / self.copy
 
 
 def save(report: Report, path: Path) -> None:

@@ -13,15 +13,18 @@ from benchmarks.cases import Case, Shapes, describe, flops_of, shrink
 from benchmarks.cost import step_ops, total
 from benchmarks.gate import FACTOR, FLOOR, check
 from benchmarks.implementations import OURS, Implementation, Unavailable
-from benchmarks.machine import Ceilings, describe_machine, measure_ceilings
-from benchmarks.measure import Contender, Workload, interleave
+from benchmarks.machine import better, describe_machine, measure_ceilings
+from benchmarks.measure import Contender, interleave
 from benchmarks.results import CaseResult, Gate, Measurement, Report
+from benchmarks.workload import Workload
 
 __all__ = ["Plan", "passing", "plan_case", "run", "run_case"]
 
 Log = Callable[[str], None]
 _PROBE: Final[Shapes] = ((256, 512, 1),)
 _PROBE_CUDA: Final[Shapes] = ((2048, 4096, 2),)
+_PROBES: Final = 5
+_PROBE_SECONDS: Final = 0.5
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 15
 _SLOW: Final = 8.0
@@ -70,7 +73,7 @@ def passing(
 def probe_rates(
     implementations: Sequence[Implementation], device: torch.device
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Standard operations a second of each implementation on one small matrix, after one step to warm up."""
+    """Standard operations a second of each implementation on one small matrix: the best of a few steps after the first."""
     shapes = _PROBE_CUDA if device.type == "cuda" else _PROBE
     workload = Workload(shapes, device)
     rates: dict[str, float] = {}
@@ -79,7 +82,10 @@ def probe_rates(
         try:
             contender = Contender(item, workload, shapes)
             contender.seconds()
-            rates[item.name] = flops_of(shapes) / contender.seconds()
+            samples = [contender.seconds()]
+            while len(samples) < _PROBES and sum(samples) < _PROBE_SECONDS:
+                samples.append(contender.seconds())
+            rates[item.name] = flops_of(shapes) / min(samples)
         except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
             failed[item.name] = _one_line(error)
     return rates, failed
@@ -110,7 +116,7 @@ def plan_case(case: Case, rates: dict[str, float], budget: float) -> list[Plan]:
 
 
 def _measure(
-    contenders: dict[str, Contender], plan: Plan, ceilings: Ceilings, budget: float
+    contenders: dict[str, Contender], plan: Plan, budget: float
 ) -> Iterator[tuple[str, Measurement | str]]:
     """Warm up, take turns, then ask for the memory; a contender that raises is yielded with its error."""
     broken: dict[str, str] = {}
@@ -129,16 +135,15 @@ def _measure(
     samples = interleave(calls, MAX_ROUNDS, deadline=deadline, at_least=MIN_ROUNDS)
     for name, contender in contenders.items():
         try:
-            yield name, _summary(contender, samples[name], plan, ceilings)
+            yield name, _summary(contender, samples[name], plan)
         except RuntimeError as error:
             yield name, _one_line(error)
 
 
-def _summary(contender: Contender, samples: list[float], plan: Plan, ceilings: Ceilings) -> Measurement:
+def _summary(contender: Contender, samples: list[float], plan: Plan) -> Measurement:
     """What was measured, beside what the cost model says of it."""
     item = contender.implementation
     work = total(step_ops(item.algorithm, plan.shapes, torch.finfo(item.compute).bits // 8))
-    best = min(samples)
     return Measurement(
         item.name,
         plan.shapes,
@@ -147,8 +152,7 @@ def _summary(contender: Contender, samples: list[float], plan: Plan, ceilings: C
         work.flops,
         work.nbytes,
         work.launches,
-        work.flops / best / ceilings.gemm[_name(item.compute)],
-        work.nbytes / best / ceilings.copy,
+        _name(item.compute),
         plan.group,
     )
 
@@ -157,7 +161,6 @@ def run_case(
     case: Case,
     implementations: Sequence[Implementation],
     rates: dict[str, float],
-    ceilings: Ceilings,
     device: torch.device,
     budget: float,
 ) -> CaseResult:
@@ -178,7 +181,7 @@ def run_case(
                 contenders[name] = Contender(by_name[name], workload, plan.shapes)
             except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
                 failed[name] = _one_line(error)
-        for name, outcome in _measure(contenders, plan, ceilings, budget * plan.share):
+        for name, outcome in _measure(contenders, plan, budget * plan.share):
             if isinstance(outcome, str):
                 failed[name] = outcome
             else:
@@ -209,10 +212,12 @@ def run(
         share = max(1.0, (end - time.monotonic()) / (len(cases) - index))
         log(f"case {case.name}: {share:.0f} s")
         usable = [item for item in good if item.name in rates]
-        results.append(run_case(case, usable, rates, ceilings, device, share))
+        results.append(run_case(case, usable, rates, device, share))
+    log("measuring the machine's rates once more")
+    ceilings = better(ceilings, measure_ceilings(device))
     notes = (
         f"gate: error against float64 at most {FACTOR:g} times that of the plain iteration in the same dtype (or {FLOOR:g})",
-        "shares of GEMM and copy rate: operations and bytes of the cost model over the shortest time, no measurement",
+        "GFLOP and GB are the cost model's; the shares are GFLOP and GB over the shortest time over the machine's own rates",
         "on a GPU the L2 cache is overwritten before each step",
     )
     return Report(

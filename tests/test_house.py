@@ -29,12 +29,14 @@ def _length(path):
 
 
 def test_source_roots_and_tests_are_no_packages():
-    for folder in ("tests", "kernels", "scripts"):
+    for folder in ("tests", "kernels", "scripts", "benchmarks"):
         assert not (ROOT / folder / "__init__.py").exists()
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*SOURCES, *sorted((ROOT / "benchmarks").glob("*.py"))], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_files_and_functions_are_short(path):
     assert _length(path) <= 400
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -62,6 +64,7 @@ def test_import_contracts_hold():
     [
         ("kernels/muonrl_kernels/extra.py", "import muonrl.errors"),
         ("kernels/muonrl_kernels/extra.py", "import transformers"),
+        ("kernels/muonrl_kernels/extra.py", "import benchmarks.cases"),
         ("muonrl/algorithms/extra.py", "import transformers"),
         ("muonrl/algorithms/extra.py", "import muonrl.tasks"),
         ("muonrl/errors.py", "import muonrl.trajectory"),
