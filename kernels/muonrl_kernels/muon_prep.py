@@ -1,0 +1,211 @@
+"""Triton kernels from gradient and momentum to the first iterate: many matrices of one short side in one launch.
+
+Three launches, each deterministic: `matrix_norms` reads gradient and momentum tile by tile, `matrix_scales` adds up one matrix
+per program, `write_iterate` advances the momentum and writes the iterate with entries of root mean square near 1. The momentum
+is only written once it is known that the whole gradient is finite.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["matrix_norms", "matrix_scales", "write_iterate"]
+
+
+@triton.jit
+def _load_tile(
+    address_ptr,
+    stride_ptr,
+    matrix,
+    short,
+    long,
+    n_short,
+    n_long,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """One tile [short, long] of a matrix in its own layout, as fp32; zero outside. See `update_tile` for the tables."""
+    stride = tl.load(stride_ptr + matrix)
+    base = tl.load(address_ptr + matrix).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        base = tl.multiple_of(base, 16)
+        stride = tl.multiple_of(stride, 8)
+    if stride < 0:
+        turned = long[:, None].to(tl.int64) * (-stride) + short[None, :]
+        within = (long[:, None] < n_long) & (short[None, :] < n_short)
+        tile = tl.trans(tl.load(base + turned, mask=within, other=0.0))
+    else:
+        offsets = short[:, None].to(tl.int64) * stride + long[None, :]
+        inside = (short[:, None] < n_short) & (long[None, :] < n_long)
+        tile = tl.load(base + offsets, mask=inside, other=0.0)
+    return tile.to(tl.float32)
+
+
+@triton.jit
+def _advance(grad, momentum, mu, STYLE: tl.constexpr, NESTEROV: tl.constexpr):
+    """(new momentum, what is orthogonalized): M + (1 - mu)(G - M) ("ema") or mu M + G ("sum"); Nesterov looks ahead."""
+    if STYLE == "none":
+        return grad, grad
+    if STYLE == "ema":
+        new = momentum + (1.0 - mu) * (grad - momentum)
+        if NESTEROV:
+            return new, grad + mu * (new - grad)
+        return new, new
+    new = mu * momentum + grad
+    if NESTEROV:
+        return new, grad + mu * new
+    return new, new
+
+
+@triton.jit(do_not_specialize=["bands"])
+def matrix_norms(
+    grad_ptr,
+    grad_stride_ptr,
+    momentum_ptr,
+    momentum_stride_ptr,
+    size_ptr,
+    owners_ptr,
+    starts_ptr,
+    peak_ptr,
+    square_ptr,
+    mu_ptr,
+    bands,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GRAD_DTYPE: tl.constexpr,
+    MOMENTUM_DTYPE: tl.constexpr,
+    STYLE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """For each tile: a power of two near its largest entry, and the sum of squares in units of its square.
+
+    Program = panel * bands + band, where a panel has COLUMNS columns and a band ROWS rows of the short side. The sum is NaN
+    where the gradient is not finite. No square overflows or vanishes, whatever the scale of the gradient.
+    """
+    program = tl.program_id(0)
+    panel = program // bands
+    matrix = tl.load(owners_ptr + panel)
+    n_short = tl.load(size_ptr + 2 * matrix)
+    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    short = (program % bands) * ROWS + tl.arange(0, ROWS)
+    long = (panel - tl.load(starts_ptr + matrix)) * COLUMNS + tl.arange(0, COLUMNS)
+    grad = _load_tile(grad_ptr, grad_stride_ptr, matrix, short, long, n_short, n_long, GRAD_DTYPE, ALIGNED)
+    momentum = grad
+    if STYLE != "none":
+        momentum = _load_tile(
+            momentum_ptr, momentum_stride_ptr, matrix, short, long, n_short, n_long, MOMENTUM_DTYPE, ALIGNED
+        )
+    _, u = _advance(grad, momentum, tl.load(mu_ptr), STYLE, NESTEROV)
+    peak = tl.max(tl.max(tl.abs(u), axis=1), axis=0)
+    # The exponent bits alone are the power of two below the peak; 2^(254 - e) is its reciprocal, both kept normal.
+    exponent = tl.minimum(tl.maximum(peak.to(tl.int32, bitcast=True) & 0x7F800000, 1 << 23), 253 << 23)
+    power = exponent.to(tl.float32, bitcast=True)
+    reciprocal = ((254 << 23) - exponent).to(tl.float32, bitcast=True)
+    scaled = u * reciprocal
+    square = tl.sum(tl.sum(scaled * scaled, axis=1), axis=0)
+    # x - x is NaN for infinities and NaN, and 0 otherwise.
+    doubt = tl.sum(tl.sum(grad - grad, axis=1), axis=0)
+    tl.store(peak_ptr + program, power)
+    tl.store(square_ptr + program, square + doubt)
+
+
+@triton.jit(do_not_specialize=["bands"])
+def matrix_scales(
+    peak_ptr,
+    square_ptr,
+    starts_ptr,
+    counts_ptr,
+    gain_ptr,
+    scale_ptr,
+    finite_ptr,
+    eps,
+    bands,
+    CHUNK: tl.constexpr,
+):
+    """Per matrix: scales (2^-e, gain / norm of the gradient times 2^-e), and whether the gradient is finite.
+
+    One program adds the tiles of one matrix in a fixed order, so the sum does not depend on the launch.
+    """
+    matrix = tl.program_id(0)
+    first = tl.load(starts_ptr + matrix) * bands
+    tiles = tl.load(counts_ptr + matrix) * bands
+    lanes = tl.arange(0, CHUNK)
+    peaks = tl.zeros((CHUNK,), dtype=tl.float32)
+    for at in range(0, tiles, CHUNK):
+        peaks = tl.maximum(peaks, tl.load(peak_ptr + first + at + lanes, mask=at + lanes < tiles, other=0.0))
+    power = tl.max(peaks, axis=0)
+    reciprocal = ((254 << 23) - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    sums = tl.zeros((CHUNK,), dtype=tl.float32)
+    for at in range(0, tiles, CHUNK):
+        inside = at + lanes < tiles
+        relative = tl.load(peak_ptr + first + at + lanes, mask=inside, other=0.0) * reciprocal
+        sums += tl.load(square_ptr + first + at + lanes, mask=inside, other=0.0) * relative * relative
+    norm = tl.sqrt(tl.sum(sums, axis=0))
+    tl.store(scale_ptr + 2 * matrix, reciprocal)
+    tl.store(scale_ptr + 2 * matrix + 1, tl.load(gain_ptr + matrix) / tl.maximum(norm, eps))
+    tl.store(finite_ptr + matrix, (norm - norm == 0.0).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["bands"])
+def write_iterate(
+    grad_ptr,
+    grad_stride_ptr,
+    momentum_ptr,
+    momentum_stride_ptr,
+    size_ptr,
+    owners_ptr,
+    starts_ptr,
+    scale_ptr,
+    finite_ptr,
+    out_ptr,
+    mu_ptr,
+    bands,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GRAD_DTYPE: tl.constexpr,
+    MOMENTUM_DTYPE: tl.constexpr,
+    STYLE: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Advance the momentum of matrices with a finite gradient, and write all iterates to zero-padded panels.
+
+    A matrix with a non-finite gradient becomes NaN (STYLE "none", the function) or zero, its momentum untouched (optimizer).
+    """
+    program = tl.program_id(0)
+    panel = program // bands
+    matrix = tl.load(owners_ptr + panel)
+    n_short = tl.load(size_ptr + 2 * matrix)
+    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    short = (program % bands) * ROWS + tl.arange(0, ROWS)
+    long = (panel - tl.load(starts_ptr + matrix)) * COLUMNS + tl.arange(0, COLUMNS)
+    grad = _load_tile(grad_ptr, grad_stride_ptr, matrix, short, long, n_short, n_long, GRAD_DTYPE, ALIGNED)
+    momentum = grad
+    if STYLE != "none":
+        momentum = _load_tile(
+            momentum_ptr, momentum_stride_ptr, matrix, short, long, n_short, n_long, MOMENTUM_DTYPE, ALIGNED
+        )
+    new, u = _advance(grad, momentum, tl.load(mu_ptr), STYLE, NESTEROV)
+    x = u * tl.load(scale_ptr + 2 * matrix) * tl.load(scale_ptr + 2 * matrix + 1)
+    if STYLE != "none":
+        finite = tl.load(finite_ptr + matrix) != 0
+        x = tl.where(finite, x, 0.0)
+        stride = tl.load(momentum_stride_ptr + matrix)
+        base = tl.load(momentum_ptr + matrix).to(tl.pointer_type(MOMENTUM_DTYPE))
+        if ALIGNED:
+            base = tl.multiple_of(base, 16)
+            stride = tl.multiple_of(stride, 8)
+        if finite:
+            if stride < 0:
+                turned = long[:, None].to(tl.int64) * (-stride) + short[None, :]
+                within = (long[:, None] < n_long) & (short[None, :] < n_short)
+                tl.store(base + turned, tl.trans(new).to(MOMENTUM_DTYPE), mask=within)
+            else:
+                offsets = short[:, None].to(tl.int64) * stride + long[None, :]
+                inside = (short[:, None] < n_short) & (long[None, :] < n_long)
+                tl.store(base + offsets, new.to(MOMENTUM_DTYPE), mask=inside)
+    rows = program * ROWS + tl.arange(0, ROWS)
+    place = rows[:, None].to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    tl.store(out_ptr + place, x.to(out_ptr.dtype.element_ty))

@@ -1,0 +1,143 @@
+"""Triton kernel: the whole Gram iteration of one small matrix (short side up to 128) in one program.
+
+Launching 17 products for a 64 x 192 matrix would take far longer than the products. Here one program does them all; R, Z, P
+and half-finished products lie in a scratch of four m x m matrices that never leaves the cache (in registers they would spill
+at m = 128), and X is read from its panels once a phase.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from muonrl_kernels.update_tile import update_tile
+
+__all__ = ["small_newton_schulz"]
+
+
+@triton.jit(do_not_specialize=["steps", "schatten4"])
+def small_newton_schulz(
+    x_ptr,
+    scratch_ptr,
+    starts_ptr,
+    counts_ptr,
+    gain_ptr,
+    steps_ptr,
+    steps,
+    schatten4,
+    weight_ptr,
+    stride_ptr,
+    size_ptr,
+    finite_ptr,
+    ratio_ptr,
+    hyper_ptr,
+    key_ptr,
+    SIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MODE: tl.constexpr,
+    WEIGHT_DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CAUTIOUS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """Gram form with restarts; the last product goes through `update_tile`.
+
+    x: panels [SIDE, COLUMNS], overwritten at restarts; gain: [2, matrices], what the first and the later iterates are
+    multiplied by. steps: [steps, 4] rows (a, b, c, restart or end after this step); all of them run-time values.
+    """
+    matrix = tl.program_id(0)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    start = tl.load(starts_ptr + matrix)
+    count = tl.load(counts_ptr + matrix)
+    gain = tl.load(gain_ptr + matrix)
+    later_gain = tl.load(gain_ptr + tl.num_programs(0) + matrix)
+    rows = tl.arange(0, SIDE)
+    rows_across = tl.arange(0, SIDE)
+    columns = tl.arange(0, COLUMNS)
+    within = rows[:, None] * COLUMNS + columns[None, :]
+    panel_size = SIDE * COLUMNS
+
+    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    for panel in range(count):
+        x = tl.load(x_ptr + (start + panel).to(tl.int64) * panel_size + within)
+        acc = tl.dot(x, tl.trans(x), acc)
+    acc = acc / (gain * gain)
+    if schatten4 != 0:
+        square = tl.sqrt(tl.sum(tl.sum(acc * acc, axis=1), axis=0))
+        inverse = tl.where(square > 0.0, 1.0 / square, 0.0)
+        acc = acc * inverse
+        gain = gain / tl.sqrt(tl.where(square > 0.0, inverse, 1.0))
+    square_tile = rows[:, None] * SIDE + rows_across[None, :]
+    r_ptr = scratch_ptr + matrix.to(tl.int64) * (4 * SIDE * SIDE) + square_tile
+    z_ptr = r_ptr + SIDE * SIDE
+    p_ptr = z_ptr + SIDE * SIDE
+    half_ptr = p_ptr + SIDE * SIDE
+    tl.store(r_ptr, acc.to(dtype))
+    shift = 1.0
+    fresh = 0.0  # 0 until P holds something since the last restart
+    for step in range(steps):
+        a = tl.load(steps_ptr + 4 * step)
+        b = tl.load(steps_ptr + 4 * step + 1)
+        c = tl.load(steps_ptr + 4 * step + 2)
+        ends = tl.load(steps_ptr + 4 * step + 3) != 0.0
+        tl.debug_barrier()  # what other threads stored to the scratch is read below
+        r = tl.load(r_ptr)
+        z = tl.dot(r, r) * c
+        z += b * tl.load(r_ptr).to(tl.float32)
+        tl.store(z_ptr, z.to(dtype))
+        tl.debug_barrier()
+        # (a I + Z)(shift I + P) = a shift I + (a P + shift Z + Z P)
+        if fresh == 0.0:
+            tl.store(p_ptr, tl.load(z_ptr))
+        else:
+            p = tl.dot(tl.load(z_ptr), tl.load(p_ptr))
+            p += a * tl.load(p_ptr).to(tl.float32) + shift * tl.load(z_ptr).to(tl.float32)
+            tl.debug_barrier()  # all have read P
+            tl.store(p_ptr, p.to(dtype))
+        fresh = 1.0
+        shift *= a
+        if ends:
+            if step + 1 < steps:
+                tl.debug_barrier()
+                acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+                for panel in range(count):
+                    place = x_ptr + (start + panel).to(tl.int64) * panel_size + within
+                    x = tl.load(place)
+                    y = tl.dot(tl.load(p_ptr), x)
+                    y = (y + shift * x.to(tl.float32)) * (later_gain / gain)
+                    tl.store(place, y.to(dtype))
+                    acc = tl.dot(y.to(dtype), tl.trans(y.to(dtype)), acc)
+                gain = later_gain
+                tl.store(r_ptr, (acc / (gain * gain)).to(dtype))
+                shift = 1.0
+                fresh = 0.0
+        else:
+            half = tl.dot(tl.load(r_ptr), tl.load(z_ptr))
+            half += a * tl.load(r_ptr).to(tl.float32)
+            tl.store(half_ptr, half.to(dtype))
+            tl.debug_barrier()
+            new = tl.dot(tl.load(half_ptr), tl.load(z_ptr))
+            new += a * tl.load(half_ptr).to(tl.float32)
+            tl.store(r_ptr, new.to(dtype))
+    tl.debug_barrier()
+    for panel in range(count):
+        x = tl.load(x_ptr + (start + panel).to(tl.int64) * panel_size + within)
+        o = (shift * x.to(tl.float32) + tl.dot(tl.load(p_ptr), x)) / gain
+        update_tile(
+            o,
+            matrix,
+            rows,
+            panel * COLUMNS + columns,
+            weight_ptr,
+            stride_ptr,
+            size_ptr,
+            finite_ptr,
+            ratio_ptr,
+            hyper_ptr,
+            key_ptr,
+            MODE,
+            WEIGHT_DTYPE,
+            ALIGNED,
+            CAUTIOUS,
+            STOCHASTIC,
+        )

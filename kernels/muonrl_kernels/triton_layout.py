@@ -1,0 +1,123 @@
+"""Tables that tell the Triton kernels where matrices lie: in the workspace (panels) and in the tensors of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from muonrl_kernels.torch_ops import iterate_gain
+
+__all__ = ["Layout", "Places", "panel_layout", "places"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Matrices that share the short side, as zero-padded column panels [side, width], one below the other.
+
+    Attributes:
+        side: padded short side; a multiple of `width` for the products, a power of two for the small kernel.
+        width: columns of a panel.
+        panels: number of panels of all matrices.
+        starts, counts: int32 [matrices], first panel and number of panels of a matrix.
+        owners: int32 [panels], the matrix of a panel.
+        sizes: int32 [matrices, 2], short and long side.
+        gains: fp32 [2, matrices], what the first iterate and the later ones are multiplied by.
+        inverse_squares: 1 / gains^2.
+    """
+
+    side: int
+    width: int
+    panels: int
+    starts: Tensor
+    counts: Tensor
+    owners: Tensor
+    sizes: Tensor
+    gains: Tensor
+    inverse_squares: Tensor
+
+    @property
+    def matrices(self) -> int:
+        """Number of matrices."""
+        return self.starts.numel()
+
+    def new_panels(self, dtype: torch.dtype) -> Tensor:
+        """Uninitialized panels of all iterates: [panels * side, width]."""
+        return torch.empty(self.panels * self.side, self.width, dtype=dtype, device=self.starts.device)
+
+    def new_symmetric(self, dtype: torch.dtype) -> Tensor:
+        """Uninitialized panels of one side x side matrix each: [matrices * (side / width) * side, width]."""
+        rows = self.matrices * (self.side // self.width) * self.side
+        return torch.empty(rows, self.width, dtype=dtype, device=self.starts.device)
+
+
+@lru_cache(maxsize=256)
+def panel_layout(
+    sizes: tuple[tuple[int, int], ...], side: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Layout:
+    """Lay out matrices of sizes (short, long), in the given order; cached, because a training run asks every step."""
+    counts = torch.tensor([-(-n // width) for _, n in sizes], dtype=torch.int32)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    gains = torch.tensor(
+        [[iterate_gain(dtype, m, n, first=first) for m, n in sizes] for first in (True, False)]
+    )
+    return Layout(
+        side=side,
+        width=width,
+        panels=int(ends[-1]),
+        starts=(ends - counts).to(device),
+        counts=counts.to(device),
+        owners=torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts).to(device),
+        sizes=torch.tensor(sizes, dtype=torch.int32).to(device),
+        gains=gains.to(device),
+        inverse_squares=gains.double().pow(-2).float().to(device),
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where 2-D tensors of one dtype lie: int64 [matrices] addresses and signed strides, see `update_tile`."""
+
+    addresses: Tensor
+    strides: Tensor
+    dtype: torch.dtype
+    aligned: bool
+
+
+def signed_stride(t: Tensor) -> int | None:
+    """Distance between memory rows of t [rows, columns], negative if the long side runs along them; None if neither
+    side is contiguous in memory. The short side is the first of equal ones."""
+    rows, columns = t.shape
+    down, right = t.stride()
+    if right == 1 or columns == 1:
+        return -down if rows > columns else max(down, 1)
+    if down == 1 or rows == 1:
+        return right if rows > columns else -right
+    return None
+
+
+def viewable(t: Tensor) -> bool:
+    """Whether the kernels can address t [rows, columns] as it lies: one side contiguous, no element twice."""
+    stride = signed_stride(t)
+    if not stride:
+        return False
+    contiguous = t.shape[1] if t.stride(1) == 1 or t.shape[1] == 1 else t.shape[0]
+    return abs(stride) >= contiguous or 1 in t.shape
+
+
+def places(tensors: Sequence[Tensor]) -> Places:
+    """Addresses of tensors for which `viewable` holds; they must outlive the launch."""
+    strides = tuple(signed_stride(t) or 0 for t in tensors)
+    addresses = tuple(t.data_ptr() for t in tensors)
+    aligned = all(a % 16 == 0 for a in addresses) and all(s % 8 == 0 for s in strides)
+    device = tensors[0].device
+    return Places(_table(addresses, device), _table(strides, device), tensors[0].dtype, aligned)
+
+
+@lru_cache(maxsize=1024)
+def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """int64 values on the device; cached, so that a run whose tensors stay in place copies nothing."""
+    return torch.tensor(values, dtype=torch.int64).to(device)

@@ -1,0 +1,105 @@
+"""Launch parameters of the Triton kernels: static per kind of GPU, refined by measured files in `tuned/`.
+
+Nothing is tuned while a program runs. The static values were chosen from compiled code (no spills, two programs on a
+multiprocessor's shared memory where possible); a file `tuned/<name of the GPU>.json` overrides fields for that GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Final
+
+import torch
+
+__all__ = ["TUNINGS", "Tile", "Tuning", "choose_tile", "tuning_for"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Launch parameters of the products: tiles are block x block, loaded block_k deep."""
+
+    block: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    programs: int
+    """Persistent programs on each multiprocessor."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that differs between kinds of GPU.
+
+    Attributes:
+        tma: operands arrive through tensor descriptors.
+        large, medium: tiles; `choose_tile` takes the one that wastes less on padding.
+        small_side: largest short side that `small_newton_schulz` takes as a whole.
+        small_columns: panel width there.
+        rows, prep_warps: height of a band and warps of the kernels of `muon_prep`.
+    """
+
+    tma: bool
+    large: Tile
+    medium: Tile
+    small_side: int
+    small_columns: int = 64
+    rows: int = 64
+    prep_warps: int = 8
+
+
+_POINTERS: Final = Tuning(
+    tma=False, large=Tile(128, 64, 8, 3, 1), medium=Tile(64, 64, 4, 4, 2), small_side=128
+)
+
+TUNINGS: Final[dict[str, Tuning]] = {
+    "sm_80": _POINTERS,
+    "sm_90": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
+    "sm_100": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
+    "gfx942": Tuning(tma=False, large=Tile(128, 64, 8, 2, 2), medium=Tile(64, 64, 4, 2, 2), small_side=64),
+    # Triton's interpreter pays by the program, so tiles are only as large as the tests need.
+    "interpreter": Tuning(
+        tma=False, large=Tile(64, 32, 4, 1, 2), medium=Tile(32, 16, 4, 1, 2), small_side=32, rows=32
+    ),
+}
+
+
+def choose_tile(tuning: Tuning, m: int) -> Tile:
+    """The tile for short side m: large unless its padding costs over 15 % more products than the medium one's."""
+    large, medium = (-(-m // t.block) * t.block for t in (tuning.large, tuning.medium))
+    return tuning.large if large**2 <= 1.15 * medium**2 else tuning.medium
+
+
+def _target(device: torch.device) -> str:
+    """The key of TUNINGS whose code suits a device."""
+    if device.type == "cpu":
+        return "interpreter"
+    if torch.version.hip is not None:
+        return "gfx942"
+    major = torch.cuda.get_device_capability(device)[0]
+    # Consumer Blackwell (sm_120) has neither wgmma nor tcgen05 and little shared memory: Ampere's code suits it.
+    return {9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
+
+
+def _override(tuning: Tuning, fields: dict[str, Any]) -> Tuning:
+    """Replace fields by a tuned file's values; ValueError for a name that does not exist."""
+    known = {f.name for f in dataclasses.fields(Tuning)}
+    if unknown := sorted(set(fields) - known):
+        raise ValueError(f"unknown tuning fields {unknown}; the fields are {sorted(known)}")
+    tiles = {k: Tile(**v) for k, v in fields.items() if k in ("large", "medium")}
+    return dataclasses.replace(tuning, **{**fields, **tiles})
+
+
+@lru_cache
+def tuning_for(device: torch.device) -> Tuning:
+    """Launch parameters for a device, with the measured file of exactly that GPU if there is one."""
+    tuning = TUNINGS[_target(device)]
+    if device.type == "cpu":
+        return tuning
+    slug = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(device).lower()).strip("_")
+    file = resources.files("muonrl_kernels") / "tuned" / f"{slug}.json"
+    return _override(tuning, json.loads(file.read_text())) if file.is_file() else tuning
