@@ -8,7 +8,17 @@ from typing import Final
 
 from benchmarks.flops import standard_flops
 
-__all__ = ["CASES", "Case", "Shapes", "choose_cases", "describe", "flops_of", "matrices", "shrink"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Shapes",
+    "choose_cases",
+    "describe",
+    "flops_of",
+    "matrices",
+    "parameters_of",
+    "shrink",
+]
 
 Shapes = tuple[tuple[int, int, int], ...]
 """(rows, columns, count) of each distinct matrix shape."""
@@ -25,7 +35,7 @@ class Case:
     @property
     def parameters(self) -> int:
         """Number of weights."""
-        return sum(rows * columns * count for rows, columns, count in self.shapes)
+        return parameters_of(self.shapes)
 
 
 def _qwen3(layers: int, hidden: int, ffn: int, kv: int) -> Shapes:
@@ -86,22 +96,31 @@ def matrices(shapes: Shapes) -> Iterator[tuple[int, int]]:
             yield rows, columns
 
 
-def shrink(shapes: Shapes, limit: float) -> Shapes:
-    """The largest stated subset whose standard iteration has at most `limit` operations; empty if nothing fits.
+def parameters_of(shapes: Shapes) -> int:
+    """Number of weights of all matrices."""
+    return sum(rows * columns * count for rows, columns, count in shapes)
+
+
+def shrink(shapes: Shapes, limit: float, parameters: float = float("inf")) -> Shapes:
+    """The largest stated subset with at most `limit` operations of the standard iteration and so many `parameters`.
 
     First all counts are divided by 2, 4, 8, ...; where one matrix of each shape is still too much, the most expensive
-    shapes are left out.
+    shapes are left out. Empty if nothing fits.
     """
+
+    def fits(subset: Shapes) -> bool:
+        return flops_of(subset) <= limit and parameters_of(subset) <= parameters
+
     divisor = 1
     while True:
         subset = tuple((rows, columns, max(1, count // divisor)) for rows, columns, count in shapes)
-        if flops_of(subset) <= limit:
+        if fits(subset):
             return subset
         if all(count == 1 for *_, count in subset):
             break
         divisor *= 2
     kept = sorted(subset, key=lambda shape: flops_of((shape,)))
-    while kept and flops_of(tuple(kept)) > limit:
+    while kept and not fits(tuple(kept)):
         kept.pop()
     return tuple(shape for shape in subset if shape in kept)
 

@@ -22,6 +22,8 @@ __all__ = [
     "LEARNING_RATE",
     "MOMENTUM",
     "OURS",
+    "OURS_FP32",
+    "TORCH",
     "Implementation",
     "Unavailable",
     "in_fp32",
@@ -32,6 +34,8 @@ __all__ = [
 ]
 
 OURS: Final = "muonrl"
+OURS_FP32: Final = "muonrl fp32"
+TORCH: Final = "torch"
 LEARNING_RATE: Final = 1e-3
 MOMENTUM: Final = 0.95
 
@@ -138,11 +142,9 @@ def own_implementations(device: torch.device) -> list[Implementation]:
     found = [Implementation(OURS, "muonrl_kernels.Muon, defaults", fast, _ours, "fused" if on_gpu else "own")]
     if not on_gpu and fast != torch.float32:
         found.append(
-            Implementation(f"{OURS} fp32", "compute_dtype=torch.float32", torch.float32, _ours_in_fp32, "own")
+            Implementation(OURS_FP32, "compute_dtype=torch.float32", torch.float32, _ours_in_fp32, "own")
         )
-    found.append(
-        Implementation("torch", "torch.optim.Muon as shipped, bf16", torch.bfloat16, _torch, "torch")
-    )
+    found.append(Implementation(TORCH, "torch.optim.Muon as shipped, bf16", torch.bfloat16, _torch, "torch"))
     if not on_gpu:
         import torch.optim._muon as module
 

@@ -24,6 +24,7 @@ __all__ = [
     "better",
     "describe_machine",
     "extra_memory",
+    "free_memory",
     "git_commit",
     "measure_ceilings",
     "restart_with_isa",
@@ -148,7 +149,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def _best(call: Callable[[], object], device: torch.device, repeats: int = 50, enough: float = 0.5) -> float:
+def _best(call: Callable[[], object], device: torch.device, repeats: int = 50, enough: float = 0.3) -> float:
     """Shortest of up to `repeats` calls after one to warm up; slow calls are repeated for `enough` seconds only."""
     samples = [seconds_of(call, device)]
     if samples[0] < enough:
@@ -182,6 +183,16 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 def better(a: Ceilings, b: Ceilings) -> Ceilings:
     """The higher of two measurements of each rate: whatever else runs on a machine only lowers them."""
     return Ceilings({name: max(rate, b.gemm[name]) for name, rate in a.gemm.items()}, max(a.copy, b.copy))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable")
 
 
 def _status(field: str) -> int:

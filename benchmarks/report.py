@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cases import describe, flops_of
-from benchmarks.implementations import OURS
+from benchmarks.implementations import OURS, OURS_FP32
 from benchmarks.measure import Spread
 from benchmarks.results import CaseResult, Measurement, Report
 
@@ -22,8 +22,10 @@ _HEAD: Final = (
     "shortest",
     "rounds",
     "x ours",
+    "x ours fp32",
     "GFLOP",
     "GB",
+    "launches",
     "of GEMM",
     "of copy",
     "extra memory",
@@ -48,6 +50,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *(line(row) for row in rows)])
 
 
+def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns that no row has anything in."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
 def _time(seconds: float) -> str:
     unit, factor = next((unit, factor) for limit, unit, factor in _UNITS if seconds >= limit)
     return f"{seconds * factor:.3g} {unit}"
@@ -69,8 +77,10 @@ def _row(report: Report, case: CaseResult, m: Measurement) -> tuple[str, ...]:
         _time(s.minimum),
         str(s.count),
         _ratio(case.ratio(m)),
+        _ratio(case.ratio(m, OURS_FP32)) if m.compute == "float32" else "",
         f"{m.flops * 1e-9:.4g}",
         f"{m.nbytes * 1e-9:.3g}",
+        f"{m.launches:.0f}",
         f"{report.gemm_share(m):.0%}",
         f"{report.copy_share(m):.0%}",
         "" if m.memory is None else f"{m.memory / 2**20:.0f} MiB",
@@ -87,7 +97,7 @@ def _case_text(report: Report, case: CaseResult) -> Iterator[str]:
         share = flops_of(mine[0].shapes) / flops_of(case.shapes)
         what = "all matrices" if share == 1.0 else f"a subset with {share:.2%} of the operations"
         yield f"Measured on {what}: {describe(mine[0].shapes)}.\n"
-        yield table(_HEAD, [_row(report, case, m) for m in mine]) + "\n"
+        yield _without_empty(_HEAD, [_row(report, case, m) for m in mine]) + "\n"
     for name, reason in case.left_out.items():
         yield f"{name}: not measured here, {reason}"
 

@@ -65,16 +65,16 @@ class CaseResult:
     skipped: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def baseline(self, of: Measurement) -> Measurement | None:
+    def baseline(self, of: Measurement, name: str = OURS) -> Measurement | None:
         """Ours, measured in the same rounds and on exactly the same matrices."""
         for m in self.measurements:
-            if m.implementation == OURS and m.group == of.group and m.shapes == of.shapes:
+            if m.implementation == name and m.group == of.group and m.shapes == of.shapes:
                 return m
         return None
 
-    def ratio(self, of: Measurement) -> Spread | None:
-        """How many times as long as ours, round by round."""
-        ours = self.baseline(of)
+    def ratio(self, of: Measurement, to: str = OURS) -> Spread | None:
+        """How many times as long as ours (or as another one of the same group), round by round."""
+        ours = self.baseline(of, to)
         return ratio(of.samples, ours.samples) if ours is not None else None
 
     def extrapolated(self, of: Measurement) -> float | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from benchmarks.cases import Case, Shapes, describe, flops_of, shrink
-from benchmarks.cost import step_ops, total
+from benchmarks.cost import FP32, step_ops, total
 from benchmarks.gate import FACTOR, FLOOR, check
-from benchmarks.implementations import OURS, Implementation, Unavailable
-from benchmarks.machine import better, describe_machine, measure_ceilings
+from benchmarks.implementations import OURS, TORCH, Implementation, Unavailable
+from benchmarks.machine import better, describe_machine, free_memory, measure_ceilings
 from benchmarks.measure import Contender, interleave
 from benchmarks.results import CaseResult, Gate, Measurement, Report
 from benchmarks.workload import Workload
@@ -23,6 +24,14 @@ __all__ = ["Plan", "passing", "plan_case", "run", "run_case"]
 Log = Callable[[str], None]
 _PROBE: Final[Shapes] = ((256, 512, 1),)
 _PROBE_CUDA: Final[Shapes] = ((2048, 4096, 2),)
+_MEMORY_SHARE: Final = 0.85
+_STEP_BYTES: Final = 16
+"""Room for what a step allocates, in bytes a parameter."""
+_WARM_UPS: Final = {"cpu": 1, "cuda": 3}
+"""Compiled and captured peers need several steps until they are what they will be."""
+_LARGE_FLOPS: Final = 1e11
+_LARGE_WEIGHT: Final = 4.0
+"""A model gets this many times the time of a single matrix."""
 _PROBES: Final = 5
 _PROBE_SECONDS: Final = 0.5
 MIN_ROUNDS: Final = 3
@@ -95,23 +104,34 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def plan_case(case: Case, rates: dict[str, float], budget: float) -> list[Plan]:
-    """Groups of implementations and the matrices that they can afford within `budget` seconds.
+def _afford(case: Case, names: Sequence[str], rates: dict[str, float], budget: float, room: float) -> Shapes:
+    """The matrices on which `names` can take their turns in `budget` seconds: all rounds, a warm-up, one step for memory."""
+    per_flop = sum(1.0 / rates[name] for name in names)
+    affordable = budget / (MIN_ROUNDS + 2) / per_flop
+    # Weights, two sets of gradients, a momentum for each, and what a step needs beyond them.
+    parameters = _MEMORY_SHARE * room / (FP32 * (3 + len(names)) + _STEP_BYTES)
+    return shrink(case.shapes, affordable, parameters)
+
+
+def plan_case(case: Case, rates: dict[str, float], budget: float, room: float = float("inf")) -> list[Plan]:
+    """Groups of implementations and the matrices that they can afford within `budget` seconds and `room` bytes.
 
     The slow ones get a subset of their own, on which ours is measured again: ratios are formed on equal matrices only.
-    Steps are counted for the rounds, a warm-up and the measurement of memory. Empty where not even one matrix fits.
+    Where they cannot afford a single matrix together, torch.optim.Muon as shipped is kept alone. Empty if nothing fits.
     """
     fastest = max(rates.values(), default=0.0)
     fast = [name for name, rate in rates.items() if name == OURS or rate * _SLOW >= fastest]
     slow = [name for name in rates if name not in fast]
-    groups = [(fast, 0.6 if slow else 1.0)]
-    if slow:
-        groups.append(([*(name for name in fast if name == OURS), *slow], 0.4))
+    shares = (0.6, 0.4) if slow else (1.0, 0.0)
     plans = []
-    for group, (names, share) in enumerate(groups if rates else []):
-        per_flop = sum(1.0 / rates[name] for name in names)
-        affordable = budget * share / (MIN_ROUNDS + 2) / per_flop
-        plans.append(Plan(group, tuple(names), shrink(case.shapes, affordable), share))
+    if fast:
+        plans.append(Plan(0, tuple(fast), _afford(case, fast, rates, budget * shares[0], room), shares[0]))
+    for kept in (slow, [name for name in slow if name == TORCH]):
+        names = [*(name for name in fast if name == OURS), *kept]
+        shapes = _afford(case, names, rates, budget * shares[1], room) if kept else ()
+        if shapes:
+            plans.append(Plan(1, tuple(names), shapes, shares[1]))
+            break
     return [plan for plan in plans if plan.shapes]
 
 
@@ -121,19 +141,32 @@ def _measure(
     """Warm up, take turns, then ask for the memory; a contender that raises is yielded with its error."""
     broken: dict[str, str] = {}
     began = time.monotonic()
-    for name in list(contenders):
+
+    def attempt(name: str) -> float:
         try:
-            contenders[name].seconds()
+            return contenders[name].seconds()
         except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
             broken[name] = _one_line(error)
+            return float("nan")
+
+    for name, contender in list(contenders.items()):
+        for _ in range(_WARM_UPS[contender.workload.device.type]):
+            attempt(name)
+        if name in broken:
             del contenders[name]
-    yield from broken.items()
     warm = time.monotonic() - began
     # The warm-up took about as long as a round; one more is kept for the measurement of memory.
     deadline = began + budget - 2.0 * warm
-    calls = {name: contender.seconds for name, contender in contenders.items()}
-    samples = interleave(calls, MAX_ROUNDS, deadline=deadline, at_least=MIN_ROUNDS)
+    samples = interleave(
+        {name: partial(attempt, name) for name in contenders},
+        MAX_ROUNDS,
+        deadline=deadline,
+        at_least=MIN_ROUNDS,
+    )
+    yield from broken.items()
     for name, contender in contenders.items():
+        if name in broken:
+            continue
         try:
             yield name, _summary(contender, samples[name], plan)
         except RuntimeError as error:
@@ -165,10 +198,10 @@ def run_case(
     budget: float,
 ) -> CaseResult:
     """Measure one case within about `budget` seconds."""
-    plans = plan_case(case, rates, budget)
+    plans = plan_case(case, rates, budget, free_memory(device))
     if not plans:
         least = shrink(case.shapes, min(flops_of((shape,)) / shape[2] for shape in case.shapes))
-        reason = f"one step on {describe(least)} alone would exceed the {budget:.0f} s left for this case"
+        reason = f"one step on {describe(least)} alone would exceed the {budget:.0f} s (or the memory) left for this case"
         return CaseResult(case.name, case.title, case.shapes, skipped=reason)
     measurements: list[Measurement] = []
     failed: dict[str, str] = {}
@@ -208,8 +241,12 @@ def run(
     rates, failed = probe_rates(good, device)
     missing: dict[str, Any] = {item.name: item.reason for item in unavailable} | failed
     results = []
-    for index, case in enumerate(cases):
-        share = max(1.0, (end - time.monotonic()) / (len(cases) - index))
+    # The small cases first: they leave time to the large ones.
+    waiting = sorted(cases, key=lambda case: flops_of(case.shapes))
+    while waiting:
+        weights = [_LARGE_WEIGHT if flops_of(c.shapes) > _LARGE_FLOPS else 1.0 for c in waiting]
+        share = max(1.0, (end - time.monotonic()) * weights[0] / sum(weights))
+        case = waiting.pop(0)
         log(f"case {case.name}: {share:.0f} s")
         usable = [item for item in good if item.name in rates]
         results.append(run_case(case, usable, rates, device, share))

@@ -160,10 +160,50 @@ def test_the_slow_get_a_subset_of_their_own_with_ours():
     assert step * (MIN_ROUNDS + 2) <= 200.0 * slow.share
 
 
+def test_torch_as_shipped_is_kept_where_the_slow_cannot_all_be_afforded():
+    slow = {"torch": 1e9, "peer": 1e9, "another": 1e9}
+    rates = {OURS: 2e11, **slow}
+    for budget, names in ((2000.0, (OURS, *slow)), (450.0, (OURS, "torch"))):
+        _, plan = plan_case(CASES["square"], rates, budget)
+        assert plan.names == names and plan.shapes == CASES["square"].shapes
+    (only,) = plan_case(CASES["square"], rates, 40.0)
+    assert only.names == (OURS,)
+
+
+def test_memory_limits_the_subset_as_well():
+    case = CASES["qwen3-60m"]
+    whole = sum(rows * columns * count for rows, columns, count in case.shapes)
+    # Weights, gradients, their copy, two momenta and 16 bytes of the step: 36 bytes a parameter.
+    (plan,) = plan_case(case, {OURS: 1e12, "torch": 1e12}, 1e6, room=36 * whole / 0.85 + 1)
+    assert plan.shapes == case.shapes
+    (plan,) = plan_case(case, {OURS: 1e12, "torch": 1e12}, 1e6, room=36 * whole * 0.75 / 0.85)
+    assert plan.shapes == tuple((rows, columns, count // 2) for rows, columns, count in case.shapes)
+
+
+def test_an_error_in_a_later_round_is_reported():
+    steps = []
+
+    def late(p):
+        steps.append(1)
+        if len(steps) > 4:
+            raise MemoryError("no room")
+
+    case = Case("c", "c", ((4, 6, 1),))
+    result = run_case(
+        case, [implementation(OURS), implementation("late", late)], {OURS: 1e9, "late": 1e9}, CPU, 0.2
+    )
+    assert [m.implementation for m in result.measurements] == [OURS]
+    assert len(result.measurements[0].samples) >= MIN_ROUNDS
+    assert result.left_out == {"late": "MemoryError: no room"}
+
+
 def test_a_case_that_cannot_be_afforded_is_skipped_with_the_reason():
     result = run_case(CASES["qwen3.5-4b"], [implementation(OURS)], {OURS: 1e9}, CPU, 1.0)
     assert not result.measurements
-    assert result.skipped == "one step on (1024, 2560) x 1 alone would exceed the 1 s left for this case"
+    assert (
+        result.skipped
+        == "one step on (1024, 2560) x 1 alone would exceed the 1 s (or the memory) left for this case"
+    )
 
 
 def test_a_gpu_is_asked_for_its_own_peak(monkeypatch):

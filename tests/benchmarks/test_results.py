@@ -38,7 +38,14 @@ def report(*cases):
         Gate("wrong", "a peer", "bfloat16", False, 0.5, 0.1, "error 5e-01"),
     )
     return Report(
-        "run muon", machine, {"float32": 1e11}, 1e10, gates, {"dion": "not installed"}, cases, ("a note",)
+        "run muon",
+        machine,
+        {"float32": 1e11, "bfloat16": 4e11},
+        1e10,
+        gates,
+        {"dion": "not installed"},
+        cases,
+        ("a note",),
     )
 
 
@@ -70,6 +77,16 @@ def test_ratios_use_exactly_the_same_matrices_and_rounds():
     assert result(ours, lonely).ratio(lonely) is None
     other_rounds = measurement("torch", WHOLE, (4.0, 8.0), group=1)
     assert result(ours, other_rounds).ratio(other_rounds) is None
+
+
+def test_equal_precision_is_compared_where_ours_iterates_in_both():
+    ours = measurement(OURS, WHOLE, (1.0, 1.0), compute="bfloat16")
+    ours_fp32, torch_fp32 = (
+        measurement(n, WHOLE, t) for n, t in (("muonrl fp32", (2.0, 2.0)), ("torch fp32", (5.0, 5.0)))
+    )
+    case = result(ours, ours_fp32, torch_fp32)
+    assert case.ratio(torch_fp32, "muonrl fp32").median == 2.5 and case.ratio(torch_fp32).median == 5.0
+    assert "x ours fp32" in to_text(report(case)) and "x ours fp32" not in to_text(report(result(ours)))
 
 
 def test_an_extrapolation_goes_with_operations_and_says_so():
