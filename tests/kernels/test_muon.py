@@ -16,7 +16,7 @@ from muonrl_kernels.coefficients import KJ, POLAR_EXPRESS
 from muonrl_kernels.muon_options import lr_ratio
 from tests.numerics import assert_as_good_as, assert_exactly, relative_error
 
-SHAPES = [(24, 24), (24, 24), (16, 40), (40, 16), (1, 9), (9, 1), (7, 13)]
+SHAPES = [(24, 24), (24, 24), (16, 40), (40, 16), (1, 9), (9, 1), (4, 50), (7, 13)]
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -155,6 +155,32 @@ def test_non_finite_gradient_skips_that_matrix_and_is_counted(bad: float) -> Non
     assert optimizer.skipped == 3 and hurt.isfinite().all() and not torch.equal(hurt.detach(), saved[0])
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("options", [{"split": 2}, {"batched_matrices": True}, {"flatten": True}])
+def test_one_bad_entry_holds_the_whole_parameter_back(options: dict[str, Any], capturable: bool) -> None:
+    shape = (4, 6) if "split" in options else (3, 4, 6)
+    p = nn.Parameter(torch.randn(shape))
+    optimizer = Muon([p], variant="normuon", capturable=capturable, **options)
+    p.grad = torch.randn(shape)
+    optimizer.step()
+    saved = [p.detach().clone(), *(value.clone() for value in optimizer.state[p].values())]
+    p.grad = torch.randn(shape)
+    p.grad.view(-1)[0] = math.nan
+    optimizer.step()
+    for now, then in zip((p.detach(), *optimizer.state[p].values()), saved, strict=True):
+        assert torch.equal(now, then)
+    assert optimizer.skipped == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_largest_numbers_are_finite(dtype: torch.dtype) -> None:
+    p = nn.Parameter(torch.randn(4, 6).to(dtype))
+    p.grad = torch.full((4, 6), torch.finfo(dtype).max, dtype=dtype)
+    optimizer = Muon([p], momentum_dtype=torch.float64)
+    optimizer.step()
+    assert optimizer.skipped == 0 and p.isfinite().all()
+
+
 def test_huge_but_finite_gradients_are_not_skipped() -> None:
     p = nn.Parameter(torch.randn(4, 6))
     p.grad = torch.full((4, 6), 3e38)
@@ -198,10 +224,16 @@ def test_layouts_change_no_bit() -> None:
 
 
 def test_empty_parameters() -> None:
-    p = nn.Parameter(torch.zeros(0, 5))
-    p.grad = torch.zeros(0, 5)
-    Muon([p]).step()
-    assert p.shape == (0, 5)
+    shapes = [(0, 5), (5, 0), (0, 4, 4), (2, 0, 3)]
+    for options in ({}, {"split": 2}, {"stochastic_rounding": True}):
+        params = [nn.Parameter(torch.zeros(s, dtype=torch.bfloat16)) for s in shapes]
+        groups = [{"params": params[:2]}, {"params": params[2:], "batched_matrices": True}]
+        optimizer = Muon(groups, **options)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        assert [p.shape for p in params] == [torch.Size(s) for s in shapes]
+        optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_closure_runs_with_gradients_and_its_loss_is_returned() -> None:
@@ -309,11 +341,51 @@ def test_adamw_groups_are_torchs_adamw() -> None:
         ({"ns_coefficients": (1.0, 2.0)}, "ns_coefficients"),
         ({"ns_schedule": "kj11"}, "kj11"),
         ({"backend": "cuda"}, "backend"),
+        ({"eps": -1e-7}, "eps"),
+        ({"momentum": 1.5}, "average should be <= 1"),
+        ({"method": "gram", "compute_dtype": torch.bfloat16}, "not stable in bfloat16"),
+        ({"compute_dtype": torch.int8}, "compute_dtype"),
+        ({"variant": "adamuon"}, "variant must be one of muon, normuon"),
+        ({"beta2": 1.0}, "beta2 must lie in"),
+        ({"momentum_dtype": torch.int32}, "momentum_dtype must be one of None"),
+        ({"cautious_wd": 2}, "cautious_wd must be one of False, True"),
+        ({"capturable": "yes"}, "capturable"),
+        ({"max_workspace_bytes": 0}, "max_workspace_bytes"),
+        ({"max_workspace_bytes": 1e6}, "max_workspace_bytes"),
+        ({"rounding_seed": -1}, "rounding_seed"),
+        (
+            {"stochastic_rounding": True},
+            "for bfloat16 and float16 parameters; this group has only torch.float32",
+        ),
+        (
+            {"capturable": True, "lr": torch.ones(1, device="meta")},
+            "lr on the parameters' device cpu; got .* meta",
+        ),
     ],
 )
 def test_bad_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Muon([nn.Parameter(torch.eye(3))], **options)
+
+
+def test_options_of_the_other_algorithm() -> None:
+    def group(**options: Any) -> list[dict[str, Any]]:
+        return [{"params": [nn.Parameter(torch.eye(3))], **options}]
+
+    with pytest.raises(ValueError, match="adamw group does not read momentum, split"):
+        Muon(group(algorithm="adamw", momentum=0.5, split=3))
+    with pytest.raises(ValueError, match=r"betas must be two numbers in \[0, 1\), got \(0.9, 1.0\)"):
+        Muon(group(algorithm="adamw", betas=(0.9, 1.0)))
+    with pytest.raises(ValueError, match="betas belong to groups"):
+        Muon(group(betas=(0.9, 0.95)))
+    copied = Muon(group(algorithm="adamw")).param_groups
+    assert Muon(copied).param_groups[0]["betas"] == (0.9, 0.999)
+    with pytest.raises(RuntimeError, match="backend='triton' is not available"):
+        Muon(group(backend="triton"))
+    optimizer = Muon(group())
+    with pytest.raises(RuntimeError, match="backend='triton' is not available"):
+        optimizer.add_param_group(group(backend="triton")[0])
+    assert len(optimizer.param_groups) == 1
 
 
 def test_bad_parameters() -> None:

@@ -51,6 +51,81 @@ def test_resuming_from_a_file_is_bitwise_the_same(schedule: Any) -> None:
     assert_exactly(advance(q, fresh, 3, 6), uninterrupted)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split": (3, 1), "variant": "normuon", "cautious_wd": True},
+        {"split": 2, "split_dim": 1, "variant": "normuon", "momentum_style": "sum", "beta2": 0.5},
+        {"momentum_dtype": torch.float64, "capturable": True, "max_workspace_bytes": 1 << 20},
+    ],
+)
+def test_every_option_is_saved(options: dict[str, Any]) -> None:
+    p, optimizer = make(Muon, **options)
+    advance(p, optimizer, 0, 3)
+    state, weights = stored(optimizer.state_dict()), p.detach().clone()
+    uninterrupted = advance(p, optimizer, 3, 6)
+    q, fresh = make(Muon)
+    with torch.no_grad():
+        q.copy_(weights)
+    fresh.load_state_dict(state)
+    assert {k: fresh.param_groups[0][k] for k in options} == options
+    assert_exactly(advance(q, fresh, 3, 6), uninterrupted)
+
+
+def test_checkpoints_of_the_first_version_load() -> None:
+    """They lack the options that came later; the optimizer's own fill in."""
+    p, optimizer = make(Muon, compute_dtype=torch.float32)
+    advance(p, optimizer, 0, 3)
+    state = stored(optimizer.state_dict())
+    kept = [
+        "lr",
+        "weight_decay",
+        "momentum",
+        "nesterov",
+        "ns_coefficients",
+        "eps",
+        "ns_steps",
+        "adjust_lr_fn",
+        "algorithm",
+        "ns_schedule",
+    ]
+    kept += ["normalize", "method", "backend", "momentum_style", "flatten", "compute_dtype", "params"]
+    for group in state["param_groups"]:
+        for key in set(group) - set(kept):
+            del group[key]
+    q, fresh = make(Muon, cautious_wd=True)
+    with torch.no_grad():
+        q.copy_(p)
+    fresh.load_state_dict(state)
+    group = fresh.param_groups[0]
+    assert group["cautious_wd"] and group["compute_dtype"] == torch.float32 and group["split"] is None
+    fresh.param_groups[0]["cautious_wd"] = False
+    assert_exactly(advance(q, fresh, 3, 5), advance(p, optimizer, 3, 5))
+
+
+def test_torchs_buffer_is_an_average_whatever_the_constructor_says() -> None:
+    q, theirs = make(torch.optim.Muon)
+    advance(q, theirs, 0, 2)
+    _, ours = make(Muon, momentum_style="sum")
+    ours.load_state_dict(stored(theirs.state_dict()))
+    assert ours.param_groups[0]["momentum_style"] == "ema"
+
+
+def test_hooks_on_loading_are_seen() -> None:
+    p, optimizer = make(Muon, momentum_dtype=torch.float64)
+    advance(p, optimizer, 0, 2)
+    _, fresh = make(Muon, momentum_dtype=torch.float64)
+    q = fresh.param_groups[0]["params"][0]
+
+    def double(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        buffer = given["state"][0]["momentum_buffer"]
+        return {**given, "state": {0: {"momentum_buffer": buffer * 2}}}
+
+    fresh.register_load_state_dict_pre_hook(double)
+    fresh.load_state_dict(optimizer.state_dict())
+    assert_exactly(fresh.state[q]["momentum_buffer"], optimizer.state[p]["momentum_buffer"] * 2)
+
+
 def test_adamw_groups_resume_too() -> None:
     def build() -> tuple[nn.Parameter, Muon]:
         p = nn.Parameter(torch.linspace(-1, 1, 24).reshape(4, 6))
