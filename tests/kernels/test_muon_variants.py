@@ -150,6 +150,15 @@ def test_noise_is_uniform_and_differs_by_step_stream_and_seed() -> None:
     assert_exactly(tail, noise[0][1000:])
 
 
+def test_rounding_in_blocks_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, keys = matrix((37, 10), 0, torch.float32), noise_keys(0, 1, torch.tensor(3.0))
+    whole, parts = (torch.empty(37, 10, dtype=torch.bfloat16) for _ in range(2))
+    store_rounded(whole, values.clone(), keys)
+    monkeypatch.setattr("muonrl_kernels.rounding._BLOCK", 95)
+    store_rounded(parts, values.clone(), keys)
+    assert_exactly(parts, whole)
+
+
 def rounded(steps: int, *, stochastic: bool, seed: int = 0, others: int = 0) -> Tensor:
     """A bf16 matrix of ones after tiny updates, among `others` more parameters that come after it."""
     params = [nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16)) for _ in range(1 + others)]
