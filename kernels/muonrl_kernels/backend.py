@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
 import torch
 
-__all__ = ["BACKENDS", "KERNELS", "Backend", "Choice", "explain", "fast_compute_dtype", "resolve"]
+__all__ = [
+    "BACKENDS",
+    "KERNELS",
+    "Backend",
+    "Choice",
+    "explain",
+    "fast_compute_dtype",
+    "resolve",
+    "takes_triton",
+]
 
 Backend = Literal["auto", "triton", "torch"]
 BACKENDS: Final[tuple[str, ...]] = ("auto", "triton", "torch")
 
-KERNELS: Final[frozenset[str]] = frozenset()
+KERNELS: Final[frozenset[str]] = frozenset({"orthogonalize", "muon"})
 """Names of the operations that have a Triton kernel in this version."""
+
+_MATRIX_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+_ITERATION_DTYPES: Final = (None, torch.float16, torch.bfloat16)
 
 _log = logging.getLogger(__name__)
 
@@ -34,23 +47,36 @@ class Choice:
     reason: str
 
 
+def _interprets() -> bool:
+    """Whether TRITON_INTERPRET=1 makes Triton run kernels on the CPU, slowly, for tests."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
 def _obstacle(operation: str, device_type: str) -> str | None:
     """Why `operation` cannot run as a Triton kernel on that kind of device; None if it can."""
     if operation not in KERNELS:
         return f"this version of muonrl_kernels has no Triton kernel for {operation}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if device_type == "cpu":
+    if device_type == "cpu" and not _interprets():
         return "the tensors are on the CPU, where Triton does not run"
+    if device_type not in ("cpu", "cuda"):
+        return f"there is no Triton kernel for {device_type} devices"
     return None
 
 
 def explain(operation: str, device: torch.device | str = "cpu") -> Choice:
-    """The choice that ``backend="auto"`` makes for `operation` on `device`, without logging anything."""
-    obstacle = _obstacle(operation, torch.device(device).type)
-    if obstacle is None:
+    """The choice that ``backend="auto"`` makes for `operation` on `device`, without logging anything.
+
+    Never Triton on the CPU: its interpreter is for whoever asks for it by name.
+    """
+    device_type = torch.device(device).type
+    obstacle = _obstacle(operation, device_type)
+    if obstacle is None and device_type != "cpu":
         return Choice("triton", f"a Triton kernel for {operation} is available")
-    return Choice("torch", obstacle)
+    return Choice("torch", obstacle or "on the CPU Triton only interprets")
 
 
 @cache
@@ -76,13 +102,35 @@ def resolve(requested: str, operation: str, device: torch.device | str = "cpu") 
     if requested == "torch":
         return Choice("torch", "requested")
     device_type = torch.device(device).type
-    choice = explain(operation, device_type)
     if requested == "triton":
-        if choice.name != "triton":
-            raise RuntimeError(f"backend='triton' is not available for {operation}: {choice.reason}")
+        if obstacle := _obstacle(operation, device_type):
+            raise RuntimeError(f"backend='triton' is not available for {operation}: {obstacle}")
         return Choice("triton", "requested")
+    choice = explain(operation, device_type)
     _announce(operation, device_type, choice)
     return choice
+
+
+def takes_triton(
+    requested: str,
+    operation: str,
+    device: torch.device,
+    tensors: Iterable[torch.dtype],
+    compute_dtype: torch.dtype | None,
+) -> bool:
+    """Whether an operation on matrices of those dtypes, iterated in `compute_dtype`, runs on Triton kernels.
+
+    Raises:
+        RuntimeError: `requested` is "triton" and there is no kernel for a dtype or on the device.
+    """
+    if resolve(requested, operation, device).name != "triton":
+        return False
+    lacking = [d for d in tensors if d not in _MATRIX_DTYPES]
+    if compute_dtype not in _ITERATION_DTYPES:
+        lacking.append(compute_dtype)
+    if lacking and requested == "triton":
+        raise RuntimeError(f"backend='triton' is not available for {operation} in {lacking[0]}")
+    return not lacking
 
 
 @cache

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from muonrl_kernels.backend import takes_triton
 from muonrl_kernels.coefficients import Triple
 from muonrl_kernels.iteration import ScheduleLike
 from muonrl_kernels.muon_matrices import BUFFER, NEURONS, STEP, check_shape, expand, init_state
@@ -251,15 +252,37 @@ class Muon(torch.optim.Optimizer):
                 filled.append((p, number + index))
         if not filled:
             return
+        fused = [self._fuses(group, p) for p, _ in filled]
+        yield from (_Ready(p, i, None) for (p, i), fuses in zip(filled, fused, strict=True) if fuses)
+        filled = [entry for entry, fuses in zip(filled, fused, strict=True) if not fuses]
+        if not filled:
+            return
         flags = _finite([cast(Tensor, p.grad) for p, _ in filled])
         if group["capturable"]:
-            missed = (~flags).sum()
-            self._skipped_there = missed if self._skipped_there is None else self._skipped_there.add_(missed)
+            self._count((~flags).sum())
             yield from (_Ready(p, i, flag) for (p, i), flag in zip(filled, flags.unbind(), strict=True))
             return
         good = flags.tolist()
         self._skipped += good.count(False)
         yield from (_Ready(p, i, None) for (p, i), usable in zip(filled, good, strict=True) if usable)
+
+    def _fuses(self, group: Mapping[str, Any], p: Tensor) -> bool:
+        """Whether Triton kernels update the parameter; they find out by themselves whether its gradient is finite."""
+        if group["algorithm"] != "muon":
+            return False
+        grad = cast(Tensor, p.grad)
+        buffer = (
+            self.state[p][BUFFER].dtype if BUFFER in self.state[p] else group["momentum_dtype"] or grad.dtype
+        )
+        dtypes = (p.dtype, grad.dtype, buffer)
+        return takes_triton(group["backend"], "muon", p.device, dtypes, group["compute_dtype"])
+
+    def _count(self, missed: Tensor) -> None:
+        """Add to the updates left out, on the device where they are known."""
+        missed = missed.reshape(())
+        if self._skipped_there is None:
+            self._skipped_there = torch.zeros((), dtype=torch.int64, device=missed.device)
+        self._skipped_there.add_(missed.to(self._skipped_there.device))
 
     def _step_muon(self, group: Mapping[str, Any], ready: Sequence[_Ready]) -> None:
         items, copies = [], []
@@ -272,7 +295,8 @@ class Muon(torch.optim.Optimizer):
             items.extend(matrices)
             if copy is not None:
                 copies.append((p, copy))
-        update(items, StepOptions.of(group), group["backend"])
+        for missed in update(items, StepOptions.of(group), group["backend"]):
+            self._count(missed)
         for p, copy in copies:
             p.copy_(copy)
 

@@ -124,7 +124,7 @@ def matrix_scales(
     bands,
     CHUNK: tl.constexpr,
 ):
-    """Per matrix: scales (2^-e, gain / norm of the gradient times 2^-e), and whether the gradient is finite.
+    """Per matrix: scales (2^-e, gain / norm of the gradient times 2^-e; NaN if that is not finite), and whether it is.
 
     One program adds the tiles of one matrix in a fixed order, so the sum does not depend on the launch.
     """
@@ -132,20 +132,22 @@ def matrix_scales(
     first = tl.load(starts_ptr + matrix) * bands
     tiles = tl.load(counts_ptr + matrix) * bands
     lanes = tl.arange(0, CHUNK)
-    peaks = tl.zeros((CHUNK,), dtype=tl.float32)
+    peaks = tl.full((CHUNK,), 0.0, dtype=tl.float32)
     for at in range(0, tiles, CHUNK):
         peaks = tl.maximum(peaks, tl.load(peak_ptr + first + at + lanes, mask=at + lanes < tiles, other=0.0))
     power = tl.max(peaks, axis=0)
     reciprocal = ((254 << 23) - power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-    sums = tl.zeros((CHUNK,), dtype=tl.float32)
+    sums = tl.full((CHUNK,), 0.0, dtype=tl.float32)
     for at in range(0, tiles, CHUNK):
         inside = at + lanes < tiles
         relative = tl.load(peak_ptr + first + at + lanes, mask=inside, other=0.0) * reciprocal
         sums += tl.load(square_ptr + first + at + lanes, mask=inside, other=0.0) * relative * relative
     norm = tl.sqrt(tl.sum(sums, axis=0))
+    finite = norm - norm == 0.0
+    factor = tl.load(gain_ptr + matrix) / tl.maximum(norm, eps)
     tl.store(scale_ptr + 2 * matrix, reciprocal)
-    tl.store(scale_ptr + 2 * matrix + 1, tl.load(gain_ptr + matrix) / tl.maximum(norm, eps))
-    tl.store(finite_ptr + matrix, (norm - norm == 0.0).to(tl.int32))
+    tl.store(scale_ptr + 2 * matrix + 1, tl.where(finite, factor, float("nan")))
+    tl.store(finite_ptr + matrix, finite.to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["bands"])

@@ -24,10 +24,8 @@ from muonrl_kernels.triton_layout import Layout, panel_layout, places, viewable
 from muonrl_kernels.triton_ops import Source, Target, first_iterate, prepare, run
 from muonrl_kernels.tuning import Tile, Tuning, choose_tile, tuning_for
 
-__all__ = ["COMPUTE_DTYPES", "orthogonalize_pairs", "update"]
+__all__ = ["orthogonalize_pairs", "update"]
 
-COMPUTE_DTYPES: Final = (torch.float16, torch.bfloat16)
-TENSOR_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _WORKSPACE_BYTES: Final = 512 << 20
 """Bound on the workspace of one bucket unless the caller gives another; one matrix alone may exceed it."""
 
@@ -134,16 +132,6 @@ def orthogonalize_pairs(
     for (_, wanted), written in zip(pairs, outputs, strict=True):
         if written is not wanted:
             wanted.copy_(written)
-
-
-def obstacle(items: Sequence[MatrixItem], options: StepOptions) -> str | None:
-    """Why these matrices cannot be updated by the Triton kernels; None if they can."""
-    if options.compute_dtype not in (None, *COMPUTE_DTYPES):
-        return f"compute_dtype {options.compute_dtype} has no Triton kernel"
-    dtypes = {t.dtype for item in items for t in (item.weight, item.grad, item.momentum)}
-    if missing := sorted(str(d) for d in dtypes.difference(TENSOR_DTYPES)):
-        return f"{', '.join(missing)} tensors have no Triton kernel"
-    return None
 
 
 def update(items: Sequence[MatrixItem], options: StepOptions) -> Tensor:

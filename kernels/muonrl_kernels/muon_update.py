@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from muonrl_kernels.backend import resolve
+from muonrl_kernels.backend import takes_triton
 from muonrl_kernels.iteration import HALF
 from muonrl_kernels.muon_matrices import MatrixItem
 from muonrl_kernels.muon_options import StepOptions
@@ -30,15 +30,28 @@ _TINY = 1e-10
 """Guards the two divisions of NorMuon, as in its authors' code."""
 
 
-def update(items: Sequence[MatrixItem], options: StepOptions, backend: str) -> None:
-    """Update weights and state of all matrices in place; `grad` is only read."""
-    parts: dict[tuple[torch.device, bool], list[MatrixItem]] = {}
+def update(items: Sequence[MatrixItem], options: StepOptions, backend: str) -> list[Tensor]:
+    """Update weights and state of all matrices in place; `grad` is only read.
+
+    Returns:
+        Numbers of parameters that Triton kernels left out because of a gradient that is not finite: int32 [1] each, on
+        their devices.
+    """
+    parts: dict[tuple[torch.device, bool, bool], list[MatrixItem]] = {}
     for item in items:
-        wide = torch.float64 in (item.weight.dtype, item.grad.dtype, item.momentum.dtype)
-        parts.setdefault((item.weight.device, wide), []).append(item)
-    for (device, wide), part in parts.items():
-        resolve(backend, "muon", device)
-        _torch_update(part, options, torch.float64 if wide else torch.float32, device)
+        dtypes = (item.weight.dtype, item.grad.dtype, item.momentum.dtype)
+        device = item.weight.device
+        fused = takes_triton(backend, "muon", device, dtypes, options.compute_dtype)
+        parts.setdefault((device, fused, torch.float64 in dtypes), []).append(item)
+    missed = []
+    for (device, fused, wide), part in parts.items():
+        if fused:
+            from muonrl_kernels import muon_triton
+
+            missed.append(muon_triton.update(part, options))
+        else:
+            _torch_update(part, options, torch.float64 if wide else torch.float32, device)
+    return missed
 
 
 def _torch_update(
@@ -134,7 +147,9 @@ def normalize_neurons(o: Tensor, v: Tensor, beta2: float, finite: Tensor | None 
 
         V <- beta2 V + (1 - beta2) mean_j O_ij^2;   O' = O / (sqrt(V) + 1e-10);   O <- O' ||O||_F / (||O'||_F + 1e-10)
     """
-    norms = torch.linalg.vector_norm(o, dim=1, keepdim=True, dtype=v.dtype)
+    norms = torch.linalg.vector_norm(o, dim=1, keepdim=True, dtype=torch.promote_types(o.dtype, v.dtype)).to(
+        v.dtype
+    )
     v.lerp_(norms.square() / o.shape[1], _predicated(1.0 - beta2, finite, v.dtype))
     factor = (v.sqrt() + _TINY).reciprocal()
     after = torch.linalg.vector_norm(norms * factor)

@@ -11,7 +11,7 @@ from typing import Final, overload
 import torch
 from torch import Tensor
 
-from muonrl_kernels.backend import resolve
+from muonrl_kernels.backend import takes_triton
 from muonrl_kernels.coefficients import Schedule, resolve_schedule
 from muonrl_kernels.iteration import (
     METHODS,
@@ -270,9 +270,11 @@ def orthogonalize(
             raise ValueError(f"expected real floating-point matrices, got {g.dtype}")
         for place in itertools.product(*map(range, g.shape[:-2])) if g.numel() else ():
             pairs.setdefault((g.dtype, g.device), []).append((g[place], target[place]))
-    for (_, device), matrices in pairs.items():
-        resolve(backend, "orthogonalize", device)
-        _copy_through(matrices, resolved, normalize=normalize, method=method, compute_dtype=compute_dtype)
+    for (dtype, device), matrices in pairs.items():
+        through = _copy_through
+        if takes_triton(backend, "orthogonalize", device, (dtype, matrices[0][1].dtype), compute_dtype):
+            from muonrl_kernels.muon_triton import orthogonalize_pairs as through
+        through(matrices, resolved, normalize=normalize, method=method, compute_dtype=compute_dtype)
     return targets[0] if single else targets
 
 

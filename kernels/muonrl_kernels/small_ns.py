@@ -57,16 +57,16 @@ def small_newton_schulz(
     within = rows[:, None] * COLUMNS + columns[None, :]
     panel_size = SIDE * COLUMNS
 
-    acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    acc = tl.full((SIDE, SIDE), 0.0, dtype=tl.float32)
     for panel in range(count):
         x = tl.load(x_ptr + (start + panel).to(tl.int64) * panel_size + within)
         acc = tl.dot(x, tl.trans(x), acc)
     acc = acc / (gain * gain)
     if schatten4 != 0:
-        square = tl.sqrt(tl.sum(tl.sum(acc * acc, axis=1), axis=0))
-        inverse = tl.where(square > 0.0, 1.0 / square, 0.0)
-        acc = acc * inverse
-        gain = gain / tl.sqrt(tl.where(square > 0.0, inverse, 1.0))
+        norm = tl.sqrt(tl.sum(tl.sum(acc * acc, axis=1), axis=0))
+        norm = tl.where(norm > 0.0, norm, 1.0)
+        acc = acc / norm
+        gain = gain * tl.sqrt(norm)
     square_tile = rows[:, None] * SIDE + rows_across[None, :]
     r_ptr = scratch_ptr + matrix.to(tl.int64) * (4 * SIDE * SIDE) + square_tile
     z_ptr = r_ptr + SIDE * SIDE
@@ -99,7 +99,7 @@ def small_newton_schulz(
         if ends:
             if step + 1 < steps:
                 tl.debug_barrier()
-                acc = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+                acc = tl.full((SIDE, SIDE), 0.0, dtype=tl.float32)
                 for panel in range(count):
                     place = x_ptr + (start + panel).to(tl.int64) * panel_size + within
                     x = tl.load(place)

@@ -72,7 +72,7 @@ def symmetric_product(
         rows = tl.arange(0, BLOCK)
         depth = tl.arange(0, BLOCK_K)
         columns = tl.arange(0, BLOCK)
-        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        acc = tl.full((BLOCK, BLOCK), 0.0, dtype=tl.float32)
         for k in range(steps):
             top = (start + k // SPLIT) * m_pad
             at = (k % SPLIT) * BLOCK_K
@@ -155,7 +155,7 @@ def panel_product(
         rows = tl.arange(0, BLOCK)
         depth = tl.arange(0, BLOCK_K)
         columns = tl.arange(0, BLOCK)
-        acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+        acc = tl.full((BLOCK, BLOCK), 0.0, dtype=tl.float32)
         for k in range(blocks * SPLIT):
             p_row = (matrix * blocks + k // SPLIT) * m_pad + i * BLOCK
             x_row = panel * m_pad + k * BLOCK_K

@@ -39,7 +39,9 @@ def test_explicit_triton_is_a_demand() -> None:
         ),
     )
     for call in calls:
-        with pytest.raises(RuntimeError, match="backend='triton' is not available for .*no Triton kernel"):
+        with pytest.raises(
+            RuntimeError, match="backend='triton' is not available for .*(no Triton kernel|does not run)"
+        ):
             call()
 
 
@@ -50,6 +52,24 @@ def test_other_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.resolve("triton", "orthogonalize", "cuda").name == "triton"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "not installed" in backend.explain("orthogonalize", "cuda").reason
+
+
+def test_dtypes_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    assert backend.takes_triton("auto", "muon", gpu, [torch.float32, torch.bfloat16], None)
+    assert not backend.takes_triton("auto", "muon", gpu, [torch.float64], None)
+    assert not backend.takes_triton("auto", "muon", gpu, [torch.float32], torch.float32)
+    assert not backend.takes_triton("torch", "muon", gpu, [torch.float32], None)
+    for dtypes, compute in (([torch.float64], None), ([torch.float32], torch.float64)):
+        with pytest.raises(RuntimeError, match="muon in torch.float64"):
+            backend.takes_triton("triton", "muon", gpu, dtypes, compute)
+    assert "mps" in backend.explain("muon", "mps").reason
+
+
+def test_the_interpreter_is_for_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.knobs.runtime.interpret", True)
+    assert backend.resolve("triton", "muon", "cpu").name == "triton"
+    assert backend.resolve("auto", "muon", "cpu").name == "torch"
 
 
 def test_unknown_backend() -> None:
