@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from benchmarks.disassembly import SHARED_LIMIT, TENSOR_CORE, Anatomy, read_amd, read_nvidia
+from benchmarks.disassembly import NARROW, SHARED_LIMIT, TENSOR_CORE, Anatomy, read_amd, read_nvidia
 from benchmarks.report import table
 
 __all__ = ["Build", "Row", "audit", "inspect_build", "recompiling_arguments", "to_table"]
@@ -19,6 +19,9 @@ __all__ = ["Build", "Row", "audit", "inspect_build", "recompiling_arguments", "t
 RATES: Final = (1e-3, 2.5e-4, 1.0)
 """Values of a scalar between which no kernel may be compiled again."""
 _ALIGNED: Final = 16
+_TILE_SIDES: Final = ("BLOCK", "SIDE")
+"""Constants by which the kernels are told the side of their tile."""
+_WIDE_ROWS: Final = 64
 
 
 class Build(Protocol):
@@ -103,14 +106,22 @@ def recompiling_arguments(build: Build, gpu: Any) -> list[str]:
     return baked + [name for name in scalars if len({key({name: rate}) for rate in RATES}) > 1]
 
 
+def _matrix_instructions(build: Build, target: str) -> tuple[str, ...]:
+    """The instructions one of which a matrix kernel must have: the target's wide ones, unless its tile is too small."""
+    sides = [build.constexprs[name] for name in _TILE_SIDES if name in build.constexprs]
+    narrow = bool(sides) and max(sides) < _WIDE_ROWS
+    return TENSOR_CORE[target] + (NARROW.get(target, ()) if narrow else ())
+
+
 def _problems(build: Build, target: str, anatomy: Anatomy) -> list[str]:
     found = []
     if anatomy.spills or anatomy.stack:
         found.append(f"spills ({anatomy.spills} instructions, {anatomy.stack} B of stack)")
     if anatomy.shared > SHARED_LIMIT[target]:
         found.append(f"{anatomy.shared} B of shared memory, the limit is {SHARED_LIMIT[target]}")
-    if build.matrix and not any(anatomy.matrix.get(name) for name in TENSOR_CORE[target]):
-        found.append(f"no {' or '.join(TENSOR_CORE[target])} instruction")
+    needed = _matrix_instructions(build, target)
+    if build.matrix and not any(anatomy.matrix.get(name) for name in needed):
+        found.append(f"no {' or '.join(needed)} instruction")
     if build.tma and not anatomy.tma:
         found.append("no TMA load")
     return found

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cases import choose_cases
-from benchmarks.compare import THRESHOLD, compare, to_table
+from benchmarks.compare import THRESHOLD, compare
+from benchmarks.compare import to_table as comparison_table
 from benchmarks.estimate import Assumptions, estimate_text
 from benchmarks.machine import ISA_VARIABLES, restart_with_isa
+from benchmarks.report import plot, to_text, write_section
 
 __all__ = ["main"]
 
@@ -45,9 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--output", type=Path, help="folder for muon.json, muon.md and muon.png")
     run.add_argument("--isa", choices=sorted(ISA_VARIABLES), help="restrict the CPU's instruction sets")
-    run.add_argument(
-        "--compile-peers", action="store_true", help="let peers use torch.compile on a CPU as well"
-    )
     compare = commands.add_parser("compare", help="compare the working tree with a git commit")
     compare.add_argument("base", help="commit, branch or tag")
     compare.add_argument("--cases", type=_names, help="comma-separated; default: " + ",".join(COMPARED))
@@ -65,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--markdown", action="store_true", help="print the table alone, without progress")
     estimate = commands.add_parser("estimate", help="print the cost model's estimates for GPUs")
     estimate.add_argument("--cases", type=_names, help="comma-separated; default: the models")
+    for command in (audit, estimate):
+        command.add_argument(
+            "--write", type=Path, help="Markdown file whose section of that name is replaced"
+        )
     for name, value in dataclasses.asdict(Assumptions()).items():
         estimate.add_argument(f"--{name}", type=float, default=value, help="assumed (%(default)s)")
     return parser
@@ -79,7 +82,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from benchmarks.implementations import OURS, own_implementations
     from benchmarks.peers import peer_implementations
-    from benchmarks.report import plot, to_text
     from benchmarks.results import save
     from benchmarks.run import run
 
@@ -87,9 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     cases = choose_cases(arguments.cases)
-    eager = device.type == "cpu" and not arguments.compile_peers
-    stance = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
-    with stance:
+    # Compiling loads a second OpenMP runtime into the process, which slows every implementation in it down.
+    eager = torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
+    with eager:
         own = own_implementations(device)
         peers, missing = peer_implementations(device)
         found = [*own, *peers]
@@ -137,11 +139,17 @@ def _compare(arguments: argparse.Namespace) -> int:
         threshold=arguments.threshold,
         log=_log,
     )
-    print(to_table(found))
+    print(comparison_table(found))
     print(
         f"A case is slower or faster if its median is off by more than {arguments.threshold:.0%} and its quartiles agree."
     )
     return int(any(c.verdict == "slower" for c in found))
+
+
+def _print_or_write(text: str, section: str, path: Path | None) -> None:
+    if path is not None:
+        write_section(path, section, text)
+    print(text)
 
 
 def _audit(arguments: argparse.Namespace) -> int:
@@ -154,14 +162,16 @@ def _audit(arguments: argparse.Namespace) -> int:
     rows = audit.audit(
         arguments.target, builds.builds, builds.TARGETS, (lambda _: None) if arguments.markdown else _log
     )
-    print(audit.to_table(rows))
+    _print_or_write(audit.to_table(rows), "audit", arguments.write)
     return int(any(row.problems for row in rows))
 
 
 def _estimate(arguments: argparse.Namespace) -> int:
     names = dataclasses.asdict(Assumptions())
     assumed = Assumptions(**{name: getattr(arguments, name) for name in names})
-    print(estimate_text(choose_cases(arguments.cases or MODELS), assumed))
+    _print_or_write(
+        estimate_text(choose_cases(arguments.cases or MODELS), assumed), "estimate", arguments.write
+    )
     return 0
 
 

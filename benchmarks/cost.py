@@ -15,13 +15,14 @@ from typing import Final, Literal
 
 import torch
 
-from benchmarks.flops import RESTARTS, STEPS, standard_flops
+from benchmarks.flops import RESTARTS, STEPS
 from muonrl_kernels import iteration
 from muonrl_kernels.coefficients import KJ
 
 __all__ = [
     "ALGORITHMS",
     "SMALL_SIDE",
+    "WORKSPACE_BYTES",
     "Op",
     "Total",
     "executed_flops",
@@ -31,6 +32,7 @@ __all__ = [
 
 Kind = Literal["product", "triangle", "elementwise"]
 FP32: Final = 4
+WORKSPACE_BYTES: Final = 512 << 20
 SMALL_SIDE: Final = 128
 """Up to this short side the whole iteration of a matrix runs in one launch on a GPU."""
 
@@ -167,11 +169,13 @@ def _fused(m: int, n: int, size: int) -> list[Op]:
     x = m * n
     passes = [
         _elementwise("norm and finiteness", 2 * FP32 * x),
+        _elementwise("scales", 0.0),
         _elementwise("momentum and iterate", (3 * FP32 + size) * x),
         _elementwise("weight in the last product", 2 * FP32 * x, 0),
     ]
     if m <= SMALL_SIDE:
-        flops = standard_flops(m, n)
+        # The Gram form of plain products: X X^T and Q X twice, 14 products of m x m.
+        flops = 8.0 * m * m * n + 28.0 * float(m) ** 3
         return [*passes, Op("whole iteration", "product", flops, size * x, 1)]
     if m == n:
         return [*passes, *_iteration(m, n, size, True)]
@@ -199,6 +203,12 @@ def _own(m: int, n: int, size: int) -> list[Op]:
         Op("iteration", "product", executed_flops([(m, n, 1)], dtype), total(products).nbytes, len(products)),
         *_update(x, size),
     ]
+
+
+def _together(m: int, n: int, count: int, size: int) -> int:
+    """Launches that muonrl_kernels needs for one kernel over `count` equal matrices: its workspace has a bound."""
+    each = size * m * (2 * n + 4 * m)
+    return -(-count // max(1, WORKSPACE_BYTES // each))
 
 
 ALGORITHMS: Final[dict[str, tuple[Callable[[int, int, int], list[Op]], bool]]] = {
@@ -229,11 +239,14 @@ def step_ops(algorithm: str, shapes: Iterable[tuple[int, int, int]], size: int =
     for rows, columns, count in shapes:
         m, n = sorted((rows, columns))
         counts[m, n] = counts.get((m, n), 0) + count
-    return [
-        Op(o.name, o.kind, o.flops * count, o.nbytes * count, o.launches * (1 if batched else count))
-        for (m, n), count in counts.items()
-        for o in ops_of(m, n, size)
-    ]
+    found = []
+    for (m, n), count in counts.items():
+        launches = _together(m, n, count, size) if algorithm == "fused" else 1 if batched else count
+        found += [
+            Op(o.name, o.kind, o.flops * count, o.nbytes * count, o.launches * launches)
+            for o in ops_of(m, n, size)
+        ]
+    return found
 
 
 def total(ops: Iterable[Op]) -> Total:

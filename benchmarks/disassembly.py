@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SHARED_LIMIT", "TENSOR_CORE", "Anatomy", "read_amd", "read_nvidia"]
+__all__ = ["NARROW", "SHARED_LIMIT", "TENSOR_CORE", "Anatomy", "read_amd", "read_nvidia"]
 
 SHARED_LIMIT: Final = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 """Bytes of shared memory (LDS) that one block may have, from the vendors' tables of device limits."""
@@ -24,6 +24,8 @@ TENSOR_CORE: Final = {
     "gfx942": ("MFMA",),
 }
 """Matrix instructions of each target: HMMA on Ampere, HGMMA (wgmma) on Hopper, UTCHMMA (tcgen05) on Blackwell."""
+NARROW: Final = {"sm_90": ("HMMA",), "sm_100": ("HMMA",)}
+"""What is there for tiles of less than 64 rows, which the wide instructions cannot take."""
 
 _OPCODE: Final = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_]*)")
 _TMA_LOADS: Final = ("UTMALDG", "UBLKCP")
@@ -83,10 +85,12 @@ def read_nvidia(cubin: bytes, shared: int) -> Anatomy:
 def read_amd(assembly: str, shared: int) -> Anatomy:
     """The anatomy of amdgcn assembly; `shared` is the LDS that Triton asks for, in bytes."""
     count = len(re.findall(r"^\s*v_mfma_", assembly, re.MULTILINE))
+    scratch = len(re.findall(r"^\s*scratch_(?:load|store)_", assembly, re.MULTILINE))
     return Anatomy(
         # On gfx942 one file holds both kinds of vector registers, and vgpr_count is the whole of it.
         _field(".vgpr_count", assembly),
-        _field(".vgpr_spill_count", assembly) + _field(".sgpr_spill_count", assembly),
+        # Scalar registers that are parked in lanes of vector registers touch no memory and do not count.
+        max(_field(".vgpr_spill_count", assembly), scratch),
         _field(".private_segment_fixed_size", assembly),
         max(shared, _field(".group_segment_fixed_size", assembly)),
         {"MFMA": count} if count else {},

@@ -41,7 +41,7 @@ GPUS: Final = (
     Gpu("B200", 2250e12, 8.0e12),
 )
 _SHOWN: Final = (
-    ("muonrl (planned data flow)", "fused"),
+    ("muonrl (Triton)", "fused"),
     ("torch.optim.Muon", "torch"),
     ("gram-newton-schulz", "gram batched"),
     ("dion (Triton)", "symmetric batched"),

@@ -187,7 +187,9 @@ def better(a: Ceilings, b: Ceilings) -> Ceilings:
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`."""
+    gc.collect()
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):

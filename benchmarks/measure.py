@@ -19,7 +19,6 @@ from benchmarks.workload import Workload
 __all__ = ["Contender", "Spread", "interleave", "ratio", "spread"]
 
 WEIGHT_DECAY: Final = 0.1
-_FLUSH_BYTES: Final = 512 << 20
 _COMPARED: Final = 64
 """Leading weights of a matrix by which is seen whether a step changed it."""
 
@@ -63,7 +62,6 @@ class Contender:
     subset: Shapes
     _pairs: list[tuple[Parameter, torch.Tensor]] = field(init=False, repr=False)
     _optimizer: Any = field(init=False, repr=False)
-    _flush: torch.Tensor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         self._pairs = self.workload.parameters(self.subset)
@@ -71,8 +69,6 @@ class Contender:
         with self.implementation.active():
             params = [p for p, _ in self._pairs]
             self._optimizer = self.implementation.make(params, LEARNING_RATE, WEIGHT_DECAY)
-        if self.workload.device.type == "cuda":
-            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self.workload.device)
 
     def _attach(self) -> None:
         """Fresh gradients on every parameter: some optimizers overwrite them, some set them to None."""
@@ -81,10 +77,8 @@ class Contender:
             p.grad = grad
 
     def seconds(self) -> float:
-        """Duration of one step on fresh gradients; on a GPU the L2 cache is overwritten first."""
+        """Duration of one step on fresh gradients."""
         self._attach()
-        if self._flush is not None:
-            self._flush.zero_()
         with self.implementation.active():
             return seconds_of(self._optimizer.step, self.workload.device)
 

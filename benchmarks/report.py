@@ -11,7 +11,7 @@ from benchmarks.implementations import OURS, OURS_FP32
 from benchmarks.measure import Spread
 from benchmarks.results import CaseResult, Measurement, Report
 
-__all__ = ["plot", "table", "to_text"]
+__all__ = ["plot", "table", "to_text", "write_section"]
 
 _UNITS: Final = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _HEAD: Final = (
@@ -48,6 +48,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
     )
     return "\n".join([line(head), rule, *(line(row) for row in rows)])
+
+
+def write_section(path: Path, name: str, text: str) -> None:
+    """Replace what stands between <!-- name --> and <!-- /name --> in a Markdown file.
+
+    Raises:
+        ValueError: the file has no such section.
+    """
+    before, opening, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, closing, after = rest.partition(f"<!-- /{name} -->")
+    if not opening or not closing:
+        raise ValueError(
+            f"--write needs a file with a section <!-- {name} --> ... <!-- /{name} -->; {path} has none"
+        )
+    path.write_text(f"{before}{opening}{text.strip()}\n{closing}{after}", encoding="utf-8")
 
 
 def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

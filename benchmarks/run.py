@@ -173,6 +173,21 @@ def _measure(
             yield name, _one_line(error)
 
 
+def _measure_plan(
+    plan: Plan, implementations: Sequence[Implementation], device: torch.device, budget: float
+) -> list[tuple[str, Measurement | str]]:
+    """A measurement or an error of each implementation; weights and optimizer states are gone when this returns."""
+    workload = Workload(plan.shapes, device)
+    contenders: dict[str, Contender] = {}
+    failed: list[tuple[str, Measurement | str]] = []
+    for item in implementations:
+        try:
+            contenders[item.name] = Contender(item, workload, plan.shapes)
+        except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
+            failed.append((item.name, _one_line(error)))
+    return [*failed, *_measure(contenders, plan, budget)]
+
+
 def _summary(contender: Contender, samples: list[float], plan: Plan) -> Measurement:
     """What was measured, beside what the cost model says of it."""
     item = contender.implementation
@@ -203,22 +218,14 @@ def run_case(
         least = shrink(case.shapes, min(flops_of((shape,)) / shape[2] for shape in case.shapes))
         reason = f"one step on {describe(least)} alone would exceed the {budget:.0f} s (or the memory) left for this case"
         return CaseResult(case.name, case.title, case.shapes, skipped=reason)
-    measurements: list[Measurement] = []
-    failed: dict[str, str] = {}
+    outcomes: dict[tuple[int, str], Measurement | str] = {}
     by_name = {item.name: item for item in implementations}
     for plan in plans:
-        workload = Workload(plan.shapes, device)
-        contenders = {}
-        for name in plan.names:
-            try:
-                contenders[name] = Contender(by_name[name], workload, plan.shapes)
-            except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
-                failed[name] = _one_line(error)
-        for name, outcome in _measure(contenders, plan, budget * plan.share):
-            if isinstance(outcome, str):
-                failed[name] = outcome
-            else:
-                measurements.append(outcome)
+        chosen = [by_name[name] for name in plan.names]
+        for name, outcome in _measure_plan(plan, chosen, device, budget * plan.share):
+            outcomes[plan.group, name] = outcome
+    measurements = [o for o in outcomes.values() if isinstance(o, Measurement)]
+    failed = {name: o for (_, name), o in outcomes.items() if isinstance(o, str)}
     planned = {name for plan in plans for name in plan.names}
     failed |= {name: "not even one matrix fits its time" for name in rates if name not in planned}
     return CaseResult(case.name, case.title, case.shapes, tuple(measurements), left_out=failed)
@@ -255,7 +262,9 @@ def run(
     notes = (
         f"gate: error against float64 at most {FACTOR:g} times that of the plain iteration in the same dtype (or {FLOOR:g})",
         "GFLOP and GB are the cost model's; the shares are GFLOP and GB over the shortest time over the machine's own rates",
-        "on a GPU the L2 cache is overwritten before each step",
+        "on a GPU the L2 cache is overwritten before each step"
+        if device.type == "cuda"
+        else "torch.compile, which some peers use, is switched off on a CPU",
     )
     return Report(
         command,

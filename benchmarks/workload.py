@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.nn import Parameter
 
 from benchmarks.cases import Shapes, matrices
 
 __all__ = ["Workload"]
+
+_FLUSH_BYTES: Final = 512 << 20
 
 
 class Workload:
@@ -27,18 +31,21 @@ class Workload:
             self._weights.setdefault(shape, []).append(weight)
             gradient = torch.randn(shape, device=device, generator=self._generator)
             self._grads.setdefault(shape, []).append(gradient)
+        on_gpu = device.type == "cuda"
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if on_gpu else None
         # On a GPU drawing anew is cheaper than room for a second set of gradients.
-        on_cpu = device.type == "cpu"
-        self._master = {k: [g.clone() for g in v] for k, v in self._grads.items()} if on_cpu else None
+        self._master = None if on_gpu else {k: [g.clone() for g in v] for k, v in self._grads.items()}
 
     def refill(self) -> None:
-        """Write the gradients anew."""
+        """Write the gradients anew; on a GPU, overwrite its L2 cache afterwards."""
         for shape, grads in self._grads.items():
             for index, grad in enumerate(grads):
                 if self._master is not None:
                     grad.copy_(self._master[shape][index])
                 else:
                     grad.normal_(generator=self._generator)
+        if self._flush is not None:
+            self._flush.zero_()
 
     def parameters(self, subset: Shapes) -> list[tuple[Parameter, torch.Tensor]]:
         """New parameters on the shared weights of a subset, each with its gradient."""

@@ -74,6 +74,19 @@ def product_build(size=64, inner=32, **options):
     )
 
 
+@triton.jit
+def gram(a, c, SIDE: tl.constexpr):
+    at = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+    x = tl.load(a + at)
+    tl.store(c + at, tl.dot(x, tl.trans(x)).to(tl.float16))
+
+
+def gram_build(side):
+    signature = {"a": "*fp16", "c": "*fp16", "SIDE": "constexpr"}
+    attrs = {(0,): ALIGNED, (1,): ALIGNED}
+    return Build(f"gram {side}", gram, signature, {"SIDE": side}, attrs, matrix=True)
+
+
 def tiles_build(**options):
     tile = "tensordesc<fp16[64, 64]>"
     signature = {"a": tile, "c": tile, "N": "i32", "BLOCK": "constexpr"}

@@ -54,6 +54,17 @@ def test_missing_matrix_instructions_are_found(target):
     assert inspect(kernels.scale_build(), target).problems == ()
 
 
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_a_small_tile_may_use_the_narrow_instruction_and_a_large_one_may_not(target):
+    small = inspect(kernels.gram_build(32), target)
+    assert small.problems == () and set(small.anatomy.matrix) == {"HMMA"}
+    large = inspect(kernels.gram_build(64), target)
+    assert large.problems == () and set(large.anatomy.matrix) == set(TENSOR_CORE[target])
+    # The same code for a kernel that says its tile is large.
+    claimed = dataclasses.replace(kernels.gram_build(32), constexprs={"SIDE": 32, "BLOCK": 128})
+    assert audit._problems(claimed, target, small.anatomy) == [f"no {TENSOR_CORE[target][0]} instruction"]
+
+
 def test_missing_tma_is_found():
     assert inspect(kernels.product_build(tma=True)).problems == ("no TMA load",)
 
@@ -117,7 +128,8 @@ def test_a_failed_row_has_a_place_in_the_table():
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_everything_that_ships_is_clean(target):
-    builds = pytest.importorskip("muonrl_kernels.builds")
+    from muonrl_kernels import builds
+
     found = builds.builds(target)
     assert found and len({build.name for build in found}) == len(found)
     rows = audit.audit([target], builds.builds, builds.TARGETS, lambda _: None)

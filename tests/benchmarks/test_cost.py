@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.cases import CASES, flops_of
-from benchmarks.cost import ALGORITHMS, Op, executed_flops, step_ops, total
+from benchmarks.cost import ALGORITHMS, WORKSPACE_BYTES, Op, executed_flops, step_ops, total
 from benchmarks.estimate import GPUS, Assumptions, Gpu, estimate, estimate_text
 from benchmarks.flops import gram_flops, standard_flops, symmetric_flops
 from muonrl_kernels import iteration
@@ -76,8 +76,19 @@ def test_launches_are_shared_by_shape_up_to_transposition():
 
 
 def test_small_matrices_take_one_launch_for_the_iteration():
-    assert total(step_ops("fused", [(64, 192, 32)])).launches == 3
-    assert total(step_ops("fused", [(64, 192, 32)])).flops == 32 * standard_flops(64, 192)
+    found = total(step_ops("fused", [(64, 192, 32)]))
+    assert found.launches == 4  # norms, scales, first iterate, iteration with the update
+    assert found.flops == 32 * (8 * 64 * 64 * 192 + 28 * 64**3)
+
+
+def test_the_workspace_bounds_what_shares_a_launch():
+    # 2 x 2560 x (2 x 9216 + 4 x 2560) bytes: 146.8 MB each, three in 512 MiB, so 96 matrices take 32 times the launches.
+    one = total(step_ops("fused", [(9216, 2560, 1)])).launches
+    assert total(step_ops("fused", [(9216, 2560, 3)])).launches == one
+    assert total(step_ops("fused", [(9216, 2560, 64), (2560, 9216, 32)])).launches == 32 * one
+    from muonrl_kernels import muon_triton
+
+    assert WORKSPACE_BYTES == muon_triton._WORKSPACE_BYTES
 
 
 def test_executed_operations_are_what_the_package_counts():

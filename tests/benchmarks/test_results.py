@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks.implementations import OURS
-from benchmarks.report import plot, table, to_text
+from benchmarks.report import plot, table, to_text, write_section
 from benchmarks.results import CaseResult, Gate, Measurement, Report, load, save
 
 WHOLE = ((64, 32, 8), (32, 32, 4))
@@ -131,3 +131,17 @@ def test_the_plot_is_a_picture(tmp_path):
     case = result(measurement(OURS, WHOLE, (1.0, 1.1)), measurement("torch", WHOLE, (3.0, 3.5)))
     plot(report(case, CaseResult("big", "t", WHOLE, skipped="no time")), tmp_path / "muon.png")
     assert (tmp_path / "muon.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_section_of_a_page_is_replaced_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- audit -->\nold\n<!-- /audit -->\nafter\n<!-- estimate -->\n<!-- /estimate -->\n"
+    )
+    write_section(page, "audit", "new\nlines\n")
+    write_section(page, "estimate", "~1 ms")
+    assert page.read_text() == (
+        "before\n<!-- audit -->\nnew\nlines\n<!-- /audit -->\nafter\n<!-- estimate -->\n~1 ms\n<!-- /estimate -->\n"
+    )
+    with pytest.raises(ValueError, match="has none"):
+        write_section(page, "results", "")
