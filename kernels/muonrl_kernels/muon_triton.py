@@ -7,6 +7,7 @@ the iteration on shared launches, and the last product, which updates the weight
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, cast
@@ -26,8 +27,10 @@ from muonrl_kernels.tuning import Tile, Tuning, choose_tile, tuning_for
 
 __all__ = ["orthogonalize_pairs", "update"]
 
-_WORKSPACE_BYTES: Final = 512 << 20
-"""Bound on the workspace of one bucket unless the caller gives another; one matrix alone may exceed it."""
+_WORKSPACE_BYTES: Final = 2 << 30
+_WORKSPACE_SHARE: Final = 1 / 20
+"""Bounds on the workspace of one bucket unless the caller gives another: bytes, and share of the device's memory. One matrix
+alone may exceed them. A bucket of ten matrices of a 4 B model's size keeps all multiprocessors busy for several tiles."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,19 @@ def _buckets(
     return tuple(found)
 
 
+@lru_cache
+def _workspace_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _WORKSPACE_BYTES
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return min(_WORKSPACE_BYTES, int(memory * _WORKSPACE_SHARE))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever the tensors' is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _sides(t: Tensor) -> tuple[int, int]:
     rows, columns = t.shape
     return (rows, columns) if rows <= columns else (columns, rows)
@@ -93,6 +109,7 @@ def _layout(bucket: _Bucket, tensors: Sequence[Tensor], dtype: torch.dtype) -> L
     return panel_layout(sizes, bucket.side, bucket.width, dtype, tensors[0].device)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator,unused-ignore]
 def orthogonalize_pairs(
     pairs: Sequence[tuple[Tensor, Tensor]],
     schedule: Schedule,
@@ -112,28 +129,30 @@ def orthogonalize_pairs(
         t if viewable(t) else torch.empty_like(t, memory_format=torch.contiguous_format) for _, t in pairs
     ]
     sizes = tuple(_sides(g) for g in inputs)
-    for bucket in _buckets(sizes, method, dtype, tuning, max_workspace_bytes or _WORKSPACE_BYTES):
-        layout = _layout(bucket, inputs, dtype)
-        mu = torch.zeros(1, device=device)
-        source = Source(places([inputs[i] for i in bucket.indices]), None, "none", False, mu)
-        scales, finite = prepare(layout, source, tuning, eps)
-        it = first_iterate(layout, source, tuning, dtype, scales, finite)
-        target = Target("write", places([outputs[i] for i in bucket.indices]))
-        run(
-            layout,
-            it,
-            schedule,
-            method=bucket.method,
-            normalize=normalize,
-            tuning=tuning,
-            tile=bucket.tile,
-            target=target,
-        )
+    bound = max_workspace_bytes or _workspace_bytes(device)
+    with _current(device):
+        for bucket in _buckets(sizes, method, dtype, tuning, bound):
+            layout = _layout(bucket, inputs, dtype)
+            mu = _floats((0.0,), device)
+            source = Source(places([inputs[i] for i in bucket.indices]), None, "none", False, mu)
+            scales, finite = prepare(layout, source, tuning, eps)
+            it = first_iterate(layout, source, tuning, dtype, scales, finite)
+            run(
+                layout,
+                it,
+                schedule,
+                method=bucket.method,
+                normalize=normalize,
+                tuning=tuning,
+                tile=bucket.tile,
+                target=Target("write", places([outputs[i] for i in bucket.indices])),
+            )
     for (_, wanted), written in zip(pairs, outputs, strict=True):
         if written is not wanted:
             wanted.copy_(written)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator,unused-ignore]
 def update(items: Sequence[MatrixItem], options: StepOptions) -> Tensor:
     """Update weights and state of all matrices in place, on one device and without reading anything back.
 
@@ -144,9 +163,14 @@ def update(items: Sequence[MatrixItem], options: StepOptions) -> Tensor:
     for index, item in enumerate(items):
         key = (item.weight.dtype, item.grad.dtype, item.momentum.dtype)
         groups.setdefault(key, []).append(index)
-    steps = [_Step([items[i] for i in indices], options) for indices in groups.values()]
+    with _current(items[0].weight.device):
+        return _update(items, list(groups.values()), options)
+
+
+def _update(items: Sequence[MatrixItem], groups: Sequence[list[int]], options: StepOptions) -> Tensor:
+    steps = [_Step([items[i] for i in indices], options) for indices in groups]
     finite = torch.cat([step.finite for step in steps])
-    order = [i for indices in groups.values() for i in indices]
+    order = [i for indices in groups for i in indices]
     owners = [items[i].parameter for i in order]
     numbers = {owner: n for n, owner in enumerate(dict.fromkeys(owners))}
     owner = _ints(tuple(numbers[o] for o in owners), finite.device)
@@ -174,7 +198,7 @@ class _Step:
         self._momenta = [i.momentum if viewable(i.momentum) else i.momentum.contiguous() for i in items]
         self._weights = [i.weight if viewable(i.weight) else i.weight.contiguous() for i in items]
         sizes = tuple(_sides(w) for w in self._weights)
-        bound = options.max_workspace_bytes or _WORKSPACE_BYTES
+        bound = options.max_workspace_bytes or _workspace_bytes(self._device)
         self._buckets = _buckets(sizes, options.method, self._dtype, self._tuning, bound)
         self._prepared = [self._prepare(bucket) for bucket in self._buckets]
         order = _ints(tuple(i for bucket in self._buckets for i in bucket.indices), self._device)

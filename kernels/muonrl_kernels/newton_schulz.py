@@ -264,15 +264,15 @@ def orthogonalize(
     if [t.shape for t in targets] != [g.shape for g in given]:
         raise ValueError("out must match G in number and shape")
     check_options(method, normalize, compute_dtype)
-    pairs: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
+    pairs: dict[tuple[torch.dtype, torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
     for g, target in zip(given, targets, strict=True):
         if not g.is_floating_point():
             raise ValueError(f"expected real floating-point matrices, got {g.dtype}")
         for place in itertools.product(*map(range, g.shape[:-2])) if g.numel() else ():
-            pairs.setdefault((g.dtype, g.device), []).append((g[place], target[place]))
-    for (dtype, device), matrices in pairs.items():
+            pairs.setdefault((g.dtype, target.dtype, g.device), []).append((g[place], target[place]))
+    for (dtype, written, device), matrices in pairs.items():
         through = _copy_through
-        if takes_triton(backend, "orthogonalize", device, (dtype, matrices[0][1].dtype), compute_dtype):
+        if takes_triton(backend, "orthogonalize", device, (dtype, written), compute_dtype):
             from muonrl_kernels.muon_triton import orthogonalize_pairs as through
         through(matrices, resolved, normalize=normalize, method=method, compute_dtype=compute_dtype)
     return targets[0] if single else targets

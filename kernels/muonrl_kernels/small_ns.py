@@ -21,7 +21,8 @@ def small_newton_schulz(
     scratch_ptr,
     starts_ptr,
     counts_ptr,
-    gain_ptr,
+    first_gain_ptr,
+    later_gain_ptr,
     steps_ptr,
     steps,
     schatten4,
@@ -42,15 +43,15 @@ def small_newton_schulz(
 ):
     """Gram form with restarts; the last product goes through `update_tile`.
 
-    x: panels [SIDE, COLUMNS], overwritten at restarts; gain: [2, matrices], what the first and the later iterates are
-    multiplied by. steps: [steps, 4] rows (a, b, c, restart or end after this step); all of them run-time values.
+    x: panels [SIDE, COLUMNS], overwritten at restarts; gains: what the first and the later iterates are multiplied by.
+    steps: [steps, 4] rows (a, b, c, whether R is recomputed or the iteration ends after this step), run-time values.
     """
     matrix = tl.program_id(0)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     start = tl.load(starts_ptr + matrix)
     count = tl.load(counts_ptr + matrix)
-    gain = tl.load(gain_ptr + matrix)
-    later_gain = tl.load(gain_ptr + tl.num_programs(0) + matrix)
+    gain = tl.load(first_gain_ptr + matrix)
+    later_gain = tl.load(later_gain_ptr + matrix)
     rows = tl.arange(0, SIDE)
     rows_across = tl.arange(0, SIDE)
     columns = tl.arange(0, COLUMNS)

@@ -11,7 +11,20 @@ from torch import Tensor
 
 from muonrl_kernels.torch_ops import iterate_gain
 
-__all__ = ["Layout", "Places", "panel_layout", "places"]
+__all__ = ["Gain", "Layout", "Places", "panel_layout", "places"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What iterates are multiplied by, and 1 / gain^2: fp32 [matrices] each, in tensors of their own (aligned)."""
+
+    value: Tensor
+    inverse_square: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor) -> Gain:
+        """Complete a gain."""
+        return cls(value, value.double().pow(-2).float())
 
 
 @dataclass(frozen=True)
@@ -25,8 +38,7 @@ class Layout:
         starts, counts: int32 [matrices], first panel and number of panels of a matrix.
         owners: int32 [panels], the matrix of a panel.
         sizes: int32 [matrices, 2], short and long side.
-        gains: fp32 [2, matrices], what the first iterate and the later ones are multiplied by.
-        inverse_squares: 1 / gains^2.
+        first, later: what the first iterate and the later ones are multiplied by.
     """
 
     side: int
@@ -36,8 +48,8 @@ class Layout:
     counts: Tensor
     owners: Tensor
     sizes: Tensor
-    gains: Tensor
-    inverse_squares: Tensor
+    first: Gain
+    later: Gain
 
     @property
     def matrices(self) -> int:
@@ -61,8 +73,8 @@ def panel_layout(
     """Lay out matrices of sizes (short, long), in the given order; cached, because a training run asks every step."""
     counts = torch.tensor([-(-n // width) for _, n in sizes], dtype=torch.int32)
     ends = counts.cumsum(0, dtype=torch.int32)
-    gains = torch.tensor(
-        [[iterate_gain(dtype, m, n, first=first) for m, n in sizes] for first in (True, False)]
+    first, later = (
+        torch.tensor([iterate_gain(dtype, m, n, first=flag) for m, n in sizes]) for flag in (True, False)
     )
     return Layout(
         side=side,
@@ -72,8 +84,8 @@ def panel_layout(
         counts=counts.to(device),
         owners=torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts).to(device),
         sizes=torch.tensor(sizes, dtype=torch.int32).to(device),
-        gains=gains.to(device),
-        inverse_squares=gains.double().pow(-2).float().to(device),
+        first=Gain.of(first.to(device)),
+        later=Gain.of(later.to(device)),
     )
 
 

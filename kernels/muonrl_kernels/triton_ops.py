@@ -17,7 +17,7 @@ from muonrl_kernels.iteration import iterate_schedule, phase_bounds
 from muonrl_kernels.muon_prep import matrix_norms, matrix_scales, write_iterate
 from muonrl_kernels.small_ns import small_newton_schulz
 from muonrl_kernels.symmetric_matmul import panel_product, symmetric_product
-from muonrl_kernels.triton_layout import Layout, Places
+from muonrl_kernels.triton_layout import Gain, Layout, Places
 from muonrl_kernels.tuning import Tile, Tuning
 
 __all__ = ["OPTIONS", "Panels", "Source", "Target", "TritonOps", "prepare", "run", "triton_dtype"]
@@ -91,11 +91,10 @@ _NO_TARGET: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Panels:
-    """Iterates in panels; the matrices are ``x / gain``. inverse_square is 1 / gain^2; both fp32 [matrices]."""
+    """Iterates in panels; the matrices are ``x / gain``."""
 
     x: Tensor
-    gain: Tensor
-    inverse_square: Tensor
+    gain: Gain
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,13 @@ def _programs(device: torch.device, tile: Tile, work: int) -> int:
     """Number of persistent programs for that many tiles."""
     if device.type == "cpu":
         return min(work, 4)
-    return min(work, torch.cuda.get_device_properties(device).multi_processor_count * tile.programs)
+    return min(work, _multiprocessors(device) * tile.programs)
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 class TritonOps:
@@ -123,7 +128,7 @@ class TritonOps:
 
     def gram(self, it: Panels) -> Symmetric:
         """X X^T."""
-        return Symmetric(self._symmetric(it.x, it.x, scale=it.inverse_square), 0.0)
+        return Symmetric(self._symmetric(it.x, it.x, scale=it.gain.inverse_square), 0.0)
 
     def polynomial(self, r: Symmetric, step: Triple) -> Symmetric:
         """a I + b R + c R^2."""
@@ -137,19 +142,17 @@ class TritonOps:
     def apply(self, p: Symmetric, it: Panels) -> Panels:
         """P X."""
         out = torch.empty_like(it.x)
-        later = self._layout.gains[1]
-        self.last(p, it, later / it.gain, out, _NO_TARGET)
-        return Panels(out, later, self._layout.inverse_squares[1])
+        later = self._layout.later
+        self.last(p, it, later.value / it.gain.value, out, _NO_TARGET)
+        return Panels(out, later)
 
     def schatten4(self, it: Panels, r: Symmetric) -> tuple[Panels, Symmetric]:
         """X and R rescaled so that ||R||_F = 1; zero stays zero."""
         flat = r.w.view(self._layout.matrices, -1)
         norm = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
         norm = torch.where(norm > 0, norm, 1.0)
-        gain = it.gain * norm.sqrt()
-        return Panels(it.x, gain, gain.pow(-2)), Symmetric(
-            (flat / norm[:, None]).to(r.w.dtype).view_as(r.w), 0.0
-        )
+        rescaled = Panels(it.x, Gain.of(it.gain.value * norm.sqrt()))
+        return rescaled, Symmetric((flat / norm[:, None]).to(r.w.dtype).view_as(r.w), 0.0)
 
     def last(
         self, p: Symmetric, it: Panels, scale: Tensor, out: Tensor | None, target: dict[str, Any]
@@ -242,7 +245,7 @@ def prepare(layout: Layout, source: Source, tuning: Tuning, eps: float) -> tuple
     scales = torch.empty(layout.matrices, 2, dtype=torch.float32, device=device)
     finite = torch.empty(layout.matrices, dtype=torch.int32, device=device)
     matrix_scales[(layout.matrices,)](
-        peaks, squares, layout.starts, layout.counts, layout.gains, scales, finite, eps, bands, CHUNK=1024, **OPTIONS
+        peaks, squares, layout.starts, layout.counts, layout.first.value, scales, finite, eps, bands, CHUNK=1024, **OPTIONS
     )  # fmt: skip
     return scales, finite
 
@@ -266,7 +269,7 @@ def first_iterate(
         num_stages=1,
         **OPTIONS,
     )
-    return Panels(x, layout.gains[0], layout.inverse_squares[0])
+    return Panels(x, layout.first)
 
 
 def _sources(source: Source, layout: Layout) -> tuple[Tensor | None, ...]:
@@ -313,7 +316,7 @@ def run(
         return
     ops = TritonOps(layout, tile, tma=tuning.tma)
     p, it = iterate_schedule(ops, it, schedule.coefficients, bounds, normalize)
-    ops.last(p, it, it.gain.reciprocal(), None, target.arguments(layout))
+    ops.last(p, it, it.gain.value.reciprocal(), None, target.arguments(layout))
 
 
 def _run_small(
@@ -328,7 +331,8 @@ def _run_small(
         scratch,
         layout.starts,
         layout.counts,
-        layout.gains,
+        layout.first.value,
+        layout.later.value,
         _steps_table(rows, device),
         len(steps),
         int(normalize == "schatten4"),

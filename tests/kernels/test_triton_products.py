@@ -67,7 +67,7 @@ def test_gram_is_x_xt_of_every_matrix(layout: Layout) -> None:
     from muonrl_kernels.triton_ops import Panels
 
     xs = [torch.randn(size, device=layout.starts.device).half() for size in SIZES]
-    it = Panels(to_panels(xs, layout), layout.gains[0], layout.inverse_squares[0])
+    it = Panels(to_panels(xs, layout), layout.first)
     results = squares(ops(layout).gram(it).w, layout)
     for x, r, (m, n) in zip(xs, results, SIZES, strict=True):
         truth = x.double() @ x.double().mT / (m * n)
@@ -98,9 +98,9 @@ def test_product_with_the_iterate(layout: Layout) -> None:
 
     r, matrices = random_symmetric(layout)
     xs = [torch.randn(size, device=layout.starts.device).half() for size in SIZES]
-    it = Panels(to_panels(xs, layout), layout.gains[0], layout.inverse_squares[0])
+    it = Panels(to_panels(xs, layout), layout.first)
     y = ops(layout).apply(Symmetric(r.w, -1.5), it)
-    assert torch.equal(y.gain, layout.gains[1])
+    assert y.gain is layout.later
     results = from_panels(y.x, layout.counts.tolist(), layout)
     for p, x, got, (m, n) in zip(matrices, xs, results, SIZES, strict=True):
         truth = (p[:m, :m].double() @ x.double() - 1.5 * x.double()) / m**0.5
@@ -143,9 +143,8 @@ def test_panels_beyond_two_to_the_31_elements(triton_device: torch.device) -> No
     store = huge((first + near.panels) * SIDE * TILE.block, triton_device).view(-1, TILE.block)
     store[first * SIDE :] = panels
     far = Layout(**{**vars(near), "starts": near.starts + first})
-    gain = (near.gains[0], near.inverse_squares[0])
-    wanted = ops(near).gram(Panels(panels, *gain))
-    assert torch.equal(ops(far).gram(Panels(store, *gain)).w, wanted.w)
+    wanted = ops(near).gram(Panels(panels, near.first))
+    assert torch.equal(ops(far).gram(Panels(store, near.first)).w, wanted.w)
     assert Symmetric(wanted.w, 0.0).w.any()
 
 
