@@ -1,22 +1,25 @@
 """Launch parameters of the Triton kernels: static per kind of GPU, refined by measured files in `tuned/`.
 
 Nothing is tuned while a program runs. The static values were chosen from compiled code (no spills, two programs on a
-multiprocessor's shared memory where possible); a file `tuned/<name of the GPU>.json` overrides fields for that GPU.
+multiprocessor's shared memory where possible); a file <name of the GPU>.json overrides fields for that GPU, from the user's
+own measurements (`python -m muonrl_kernels.autotune`) or from the package's folder `tuned/`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-__all__ = ["TUNINGS", "Tile", "Tuning", "choose_tile", "tuning_for"]
+__all__ = ["TUNINGS", "Tile", "Tuning", "choose_tile", "device_slug", "tuned_folder", "tuning_for"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,19 @@ def tuning_for(device: torch.device) -> Tuning:
     tuning = TUNINGS[_target(device)]
     if device.type == "cpu":
         return tuning
-    slug = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(device).lower()).strip("_")
-    file = resources.files("muonrl_kernels") / "tuned" / f"{slug}.json"
-    return _override(tuning, json.loads(file.read_text())) if file.is_file() else tuning
+    name = f"{device_slug(torch.cuda.get_device_name(device))}.json"
+    for folder in (tuned_folder(), resources.files("muonrl_kernels") / "tuned"):
+        if (folder / name).is_file():
+            return _override(tuning, json.loads((folder / name).read_text()))
+    return tuning
+
+
+def device_slug(name: str) -> str:
+    """A GPU's name as the stem of its file: "NVIDIA H200" -> "nvidia_h200"."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def tuned_folder() -> Path:
+    """Where `python -m muonrl_kernels.autotune` saves what it measures: $MUONRL_TUNED, or a folder of the user's cache."""
+    chosen = os.environ.get("MUONRL_TUNED")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "muonrl_kernels" / "tuned"

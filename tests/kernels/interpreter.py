@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-KERNEL_MODULES = ("update_tile", "symmetric_matmul", "muon_prep", "small_ns", "triton_ops", "muon_triton")
+KERNEL_MODULES = (
+    "update_tile",
+    "symmetric_matmul",
+    "muon_prep",
+    "small_ns",
+    "triton_ops",
+    "muon_triton",
+    "autotune",
+)
 
 
 @contextmanager

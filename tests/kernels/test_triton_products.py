@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muonrl_kernels.triton_layout import Layout, panel_layout, places, signed_stride, viewable
-from muonrl_kernels.tuning import TUNINGS, Tile, choose_tile, tuning_for
+from muonrl_kernels.tuning import Tile, tuning_for
 from tests.numerics import assert_as_good_as
 
 SIZES = ((40, 70), (33, 33), (40, 200))
@@ -171,11 +171,3 @@ def test_strides_name_the_side_that_runs_along_memory() -> None:
     assert not viewable(torch.zeros(1, 5).expand(3, 5))
     assert not viewable(torch.zeros(1, 1).expand(3, 1))
     assert viewable(torch.zeros(3, 8)[:, :5]) and viewable(torch.zeros(8, 3).mT[:, :5])
-
-
-def test_the_tile_that_wastes_less_is_chosen() -> None:
-    tuning = TUNINGS["sm_90"]
-    assert choose_tile(tuning, 2560).block == 128
-    assert choose_tile(tuning, 256).block == 128
-    assert choose_tile(tuning, 192).block == 64
-    assert choose_tile(tuning, 320).block == 64
