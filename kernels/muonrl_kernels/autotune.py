@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from triton.errors import TritonError
 
 from muonrl_kernels.coefficients import KJ
 from muonrl_kernels.triton_layout import panel_layout
@@ -55,8 +56,7 @@ def _time(tile: Tile, tuning: Tuning, sides: Sequence[int], device: torch.device
 
         try:
             total += timer(products)
-        except Exception as error:
-            # Triton reports too much shared memory or too many registers by several exceptions of its own.
+        except (TritonError, RuntimeError) as error:  # too much shared memory, a compiler's refusal
             print(f"  {tile} does not run: {type(error).__name__}", file=sys.stderr)
             return float("inf")
     return total
