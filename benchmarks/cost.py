@@ -32,7 +32,7 @@ __all__ = [
 
 Kind = Literal["product", "triangle", "elementwise"]
 FP32: Final = 4
-WORKSPACE_BYTES: Final = 512 << 20
+WORKSPACE_BYTES: Final = 2 << 30
 SMALL_SIDE: Final = 128
 """Up to this short side the whole iteration of a matrix runs in one launch on a GPU."""
 

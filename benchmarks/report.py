@@ -110,7 +110,7 @@ def _case_text(report: Report, case: CaseResult) -> Iterator[str]:
     for group in sorted({m.group for m in case.measurements}):
         mine = [m for m in case.measurements if m.group == group]
         share = flops_of(mine[0].shapes) / flops_of(case.shapes)
-        what = "all matrices" if share == 1.0 else f"a subset with {share:.2%} of the operations"
+        what = "all matrices" if share == 1.0 else f"a subset with {100.0 * share:.3g} % of the operations"
         yield f"Measured on {what}: {describe(mine[0].shapes)}.\n"
         yield _without_empty(_HEAD, [_row(report, case, m) for m in mine]) + "\n"
     for name, reason in case.left_out.items():

@@ -13,7 +13,7 @@ import torch
 from benchmarks.cases import Case, Shapes, describe, flops_of, shrink
 from benchmarks.cost import FP32, step_ops, total
 from benchmarks.gate import FACTOR, FLOOR, check
-from benchmarks.implementations import OURS, TORCH, Implementation, Unavailable
+from benchmarks.implementations import OURS, OURS_FP32, TORCH, Implementation, Unavailable
 from benchmarks.machine import better, describe_machine, free_memory, measure_ceilings
 from benchmarks.measure import Contender, interleave
 from benchmarks.results import CaseResult, Gate, Measurement, Report
@@ -32,11 +32,12 @@ _WARM_UPS: Final = {"cpu": 1, "cuda": 3}
 _LARGE_FLOPS: Final = 1e11
 _LARGE_WEIGHT: Final = 4.0
 """A model gets this many times the time of a single matrix."""
-_PROBES: Final = 5
-_PROBE_SECONDS: Final = 0.5
+_PROBES: Final = (3, 12)
+_PROBE_SECONDS: Final = 1.0
+"""At least three samples, at most twelve, no new one after a second: other work on the machine delays some of them."""
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 15
-_SLOW: Final = 8.0
+_SLOW: Final = 20.0
 """An implementation this many times slower than the fastest is measured on a subset of its own, together with ours."""
 
 
@@ -92,7 +93,7 @@ def probe_rates(
             contender = Contender(item, workload, shapes)
             contender.seconds()
             samples = [contender.seconds()]
-            while len(samples) < _PROBES and sum(samples) < _PROBE_SECONDS:
+            while len(samples) < _PROBES[0 if sum(samples) > _PROBE_SECONDS else 1]:
                 samples.append(contender.seconds())
             rates[item.name] = flops_of(shapes) / min(samples)
         except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
@@ -117,17 +118,21 @@ def plan_case(case: Case, rates: dict[str, float], budget: float, room: float = 
     """Groups of implementations and the matrices that they can afford within `budget` seconds and `room` bytes.
 
     The slow ones get a subset of their own, on which ours is measured again: ratios are formed on equal matrices only.
-    Where they cannot afford a single matrix together, torch.optim.Muon as shipped is kept alone. Empty if nothing fits.
+    That is not needed where everybody can afford everything. Where the slow ones cannot afford a single matrix together,
+    torch.optim.Muon as shipped is kept alone. Empty if nothing fits.
     """
     fastest = max(rates.values(), default=0.0)
-    fast = [name for name, rate in rates.items() if name == OURS or rate * _SLOW >= fastest]
+    everybody = tuple(rates)
+    if rates and _afford(case, everybody, rates, budget, room) == case.shapes:
+        return [Plan(0, everybody, case.shapes, 1.0)]
+    fast = [n for n, rate in rates.items() if n in (OURS, OURS_FP32) or rate * _SLOW >= fastest]
     slow = [name for name in rates if name not in fast]
     shares = (0.6, 0.4) if slow else (1.0, 0.0)
     plans = []
     if fast:
         plans.append(Plan(0, tuple(fast), _afford(case, fast, rates, budget * shares[0], room), shares[0]))
     for kept in (slow, [name for name in slow if name == TORCH]):
-        names = [*(name for name in fast if name == OURS), *kept]
+        names = [*(name for name in fast if name in (OURS, OURS_FP32)), *kept]
         shapes = _afford(case, names, rates, budget * shares[1], room) if kept else ()
         if shapes:
             plans.append(Plan(1, tuple(names), shapes, shares[1]))

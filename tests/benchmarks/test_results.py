@@ -96,7 +96,7 @@ def test_an_extrapolation_goes_with_operations_and_says_so():
     assert case.extrapolated(one) is None, "a shape is missing"
     text = to_text(report(case))
     assert "~2 s extrapolated" in text
-    assert "a subset with 50.00% of the operations: (64, 32) x 4, (32, 32) x 2" in text
+    assert "a subset with 50 % of the operations: (64, 32) x 4, (32, 32) x 2" in text
     whole = to_text(report(result(measurement(OURS, WHOLE, (1.0,)))))
     assert "extrapolated" not in whole and "| measured" in whole.replace("  ", "").replace(
         "|measured", "| measured"
