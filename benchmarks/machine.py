@@ -22,6 +22,7 @@ __all__ = [
     "ISA_VARIABLES",
     "Ceilings",
     "better",
+    "busy_warning",
     "describe_machine",
     "extra_memory",
     "free_memory",
@@ -52,6 +53,8 @@ _FAST_PROBE: Final = 0.02
 """Seconds of the small product above which the large one, 27 times the work, is left out."""
 _GPU_PROBE_SIZE: Final = 8192
 _BATCH, _SIDE = 32, 64
+_QUIET: Final = 0.3
+"""Load a core above which a machine is not quiet."""
 _COPY_BYTES: Final = 256 << 20
 
 
@@ -183,6 +186,16 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 def better(a: Ceilings, b: Ceilings) -> Ceilings:
     """The higher of two measurements of each rate: whatever else runs on a machine only lowers them."""
     return Ceilings({name: max(rate, b.gemm[name]) for name, rate in a.gemm.items()}, max(a.copy, b.copy))
+
+
+def busy_warning(load: float, cores: int) -> str:
+    """What to say where other processes share the processor (load average of a minute before a run); empty if few do."""
+    if load <= _QUIET * cores:
+        return ""
+    return (
+        f"WARNING: the machine was busy when the run began (load {load:.1f} on {cores} cores). "
+        "Threads that wait for one another then lose orders of magnitude: take no figure from this run"
+    )
 
 
 def free_memory(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from benchmarks.cases import Case, Shapes, describe, flops_of, shrink
 from benchmarks.cost import FP32, step_ops, total
 from benchmarks.gate import FACTOR, FLOOR, check
 from benchmarks.implementations import OURS, OURS_FP32, TORCH, Implementation, Unavailable
-from benchmarks.machine import better, describe_machine, free_memory, measure_ceilings
+from benchmarks.machine import better, busy_warning, describe_machine, free_memory, measure_ceilings
 from benchmarks.measure import Contender, interleave
 from benchmarks.results import CaseResult, Gate, Measurement, Report
 from benchmarks.workload import Workload
@@ -247,6 +248,9 @@ def run(
 ) -> Report:
     """The whole benchmark within about `budget` seconds; what one case leaves is shared by those after it."""
     end = time.monotonic() + budget
+    warning = busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
+    if warning:
+        log(warning)
     log("measuring the machine's own GEMM and copy rates")
     ceilings = measure_ceilings(device)
     good, gates = passing(implementations, device, log)
@@ -265,6 +269,7 @@ def run(
     log("measuring the machine's rates once more")
     ceilings = better(ceilings, measure_ceilings(device))
     notes = (
+        *([warning] if warning else []),
         f"gate: error against float64 at most {FACTOR:g} times that of the plain iteration in the same dtype (or {FLOOR:g})",
         "GFLOP and GB are the cost model's; the shares are GFLOP and GB over the shortest time over the machine's own rates",
         "on a GPU the L2 cache is overwritten before each step"

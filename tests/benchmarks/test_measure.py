@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.cases import CASES, Case, flops_of
 from benchmarks.implementations import OURS, Implementation
-from benchmarks.machine import extra_memory
+from benchmarks.machine import busy_warning, extra_memory
 from benchmarks.measure import Contender, interleave, ratio, spread
 from benchmarks.run import MIN_ROUNDS, plan_case, run_case
 from benchmarks.workload import Workload
@@ -209,6 +209,14 @@ def test_a_case_that_cannot_be_afforded_is_skipped_with_the_reason():
         result.skipped
         == "one step on (1024, 2560) x 1 alone would exceed the 1 s (or the memory) left for this case"
     )
+
+
+def test_a_busy_machine_is_named():
+    assert busy_warning(0.5, 2) == ""
+    assert busy_warning(3.8, 2).startswith(
+        "WARNING: the machine was busy when the run began (load 3.8 on 2 cores)"
+    )
+    assert busy_warning(3.8, 64) == ""
 
 
 def test_a_gpu_is_asked_for_its_own_peak(monkeypatch):
