@@ -87,37 +87,33 @@ class MatrixOps(Protocol[X, S]):
 
 
 def iterate_schedule(
-    ops: MatrixOps[X, S], it: X, steps: Sequence[Triple], bounds: Sequence[int], normalize: str
+    ops: MatrixOps[X, S], first: list[X], steps: Sequence[Triple], bounds: Sequence[int], normalize: str
 ) -> tuple[S, X]:
     """Run a schedule on an iterate of unit Frobenius norm; the result is the product P X of what is returned.
 
-    `bounds` are the steps before which R = X X^T is computed: all of them in the standard form, 0 and the restarts in the
-    Gram form.
+    `first` holds the iterate and is emptied, so that nothing keeps it alive once it is replaced. `bounds` are the steps
+    before which R = X X^T is computed: all of them in the standard form, 0 and the restarts in the Gram form. Within a phase
+    R <- R Z^2 after each step but the last.
     """
+    it = first.pop()
     p: S | None = None
     for lo, hi in itertools.pairwise([*bounds, len(steps)]):
         if p is not None:
             it = ops.apply(p, it)
+            p = None
         r = ops.gram(it)
         if lo == 0 and normalize == "schatten4":
             it, r = ops.schatten4(it, r)
-        p = _phase(ops, r, steps[lo:hi])
+        for index in range(lo, hi):
+            z = ops.polynomial(r, steps[index])
+            if index + 1 < hi:
+                r = ops.times(r, z)
+                r = ops.times(r, z)
+            p = z if p is None else ops.times(p, z)
+            del z
         del r
     assert p is not None
     return p, it
-
-
-def _phase(ops: MatrixOps[X, S], r: S, steps: Sequence[Triple]) -> S:
-    """The polynomial of consecutive steps as a matrix, from R = X X^T: R <- R Z^2 after each step but the last."""
-    p: S | None = None
-    for index, step in enumerate(steps):
-        z = ops.polynomial(r, step)
-        p = z if p is None else ops.times(p, z)
-        if index + 1 < len(steps):
-            r = ops.times(r, z)
-            r = ops.times(r, z)
-    assert p is not None
-    return p
 
 
 def phase_bounds(schedule: Schedule, method: str, dtype: torch.dtype) -> tuple[int, ...]:

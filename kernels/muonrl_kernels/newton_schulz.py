@@ -106,19 +106,34 @@ def orthogonalize_stream(
     for indices in _buckets(shapes, device, work.itemsize, max_workspace_bytes):
         shape = shapes[indices[0]]
         single = _is_single(shape, device)
-        rows, columns = _padded((shape[0], shape[1]), not single)
-        stack = torch.zeros(len(indices), rows, columns, dtype=work, device=device)
-        for slot, i in zip(stack, indices, strict=True):
-            fill(i, slot[: shape[0], : shape[1]])
-        tall = shape[0] > shape[1]
         m, n = sorted(shape)
         chosen = choose_method(m, n, schedule, compute) if method == "auto" else method
         ops = TorchOps(triangle=uses_triangle(chosen, m, compute))
-        it = unit_iterate(stack.mT if tall else stack, compute, (m, n), eps, tall=tall, single=single)
-        del stack
+        first = _first_iterates(shape, indices, fill, work, compute, device, eps)
         bounds = phase_bounds(schedule, chosen, compute)
-        p, it = iterate_schedule(ops, it, schedule.coefficients, bounds, normalize)
+        p, it = iterate_schedule(ops, first, schedule.coefficients, bounds, normalize)
         _hand_out(ops, p, it, indices, shape, single, finish)
+        del p, it  # before the next bucket's workspace comes
+
+
+def _first_iterates(
+    shape: torch.Size,
+    indices: Sequence[int],
+    fill: Callable[[int, Tensor], None],
+    work: torch.dtype,
+    compute: torch.dtype,
+    device: torch.device,
+    eps: float,
+) -> list[Iterate]:
+    """A bucket's matrices, written by their owner and scaled; in a list, from which the iteration takes it."""
+    single = _is_single(shape, device)
+    rows, columns = _padded((shape[0], shape[1]), not single)
+    make = torch.empty if single else torch.zeros  # only padding has to be zero
+    stack = make(len(indices), rows, columns, dtype=work, device=device)
+    for slot, i in zip(stack, indices, strict=True):
+        fill(i, slot[: shape[0], : shape[1]])
+    tall, size = shape[0] > shape[1], (min(shape), max(shape))
+    return [unit_iterate(stack.mT if tall else stack, compute, size, eps, tall=tall, single=single)]
 
 
 def _hand_out(

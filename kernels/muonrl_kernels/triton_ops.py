@@ -315,7 +315,7 @@ def run(
         _run_small(layout, it, schedule.coefficients, bounds, normalize, target)
         return
     ops = TritonOps(layout, tile, tma=tuning.tma)
-    p, it = iterate_schedule(ops, it, schedule.coefficients, bounds, normalize)
+    p, it = iterate_schedule(ops, [it], schedule.coefficients, bounds, normalize)
     ops.last(p, it, it.gain.value.reciprocal(), None, target.arguments(layout))
 
 

@@ -144,9 +144,6 @@ def test_the_record_of_memory_sees_a_temporary() -> None:
     assert found == pytest.approx(3 * 64 * 64 * 4, rel=0.02)
 
 
-@pytest.mark.xfail(
-    reason="the stream keeps a bucket's first iterate and the bucket before alive", strict=True
-)
 @pytest.mark.parametrize(
     "shapes",
     [
