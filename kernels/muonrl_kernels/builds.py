@@ -19,6 +19,7 @@ from muonrl_kernels.muon_prep import matrix_norms, matrix_scales, write_iterate
 from muonrl_kernels.small_ns import small_newton_schulz
 from muonrl_kernels.symmetric_matmul import panel_product, symmetric_product
 from muonrl_kernels.tuning import TUNINGS, Tile, Tuning
+from muonrl_kernels.update_tile import update_panels
 
 __all__ = ["TARGETS", "Build", "builds"]
 
@@ -109,6 +110,8 @@ def _products(tile: Tile, tuning: Tuning, element: str) -> Iterator[Build]:
         yield _build(f"{label} {shape}", symmetric_product, {**types, **operands}, constants, **rest)
     operands = {"p_source": wide, "x_source": deep}
     for label, constants in _targets().items():
+        if constants["WEIGHT_DTYPE"] == tl.bfloat16 and not tuning.fuses_half:
+            continue
         yield _build(f"{label} {shape}", panel_product, {**types, **operands}, {**base, **constants}, **rest)
 
 
@@ -116,6 +119,7 @@ def _targets() -> dict[str, dict[str, Any]]:
     """Constants of the last product by what it is fused with."""
     plain = {
         "ALIGNED": True,
+        "WIDE": False,
         "CAUTIOUS": False,
         "STOCHASTIC": False,
         "key_ptr": None,
@@ -123,12 +127,11 @@ def _targets() -> dict[str, dict[str, Any]]:
     }
     nothing = dict.fromkeys(("finite_ptr", "ratio_ptr", "hyper_ptr"))
     unused = dict.fromkeys(("weight_ptr", "stride_ptr", "size_ptr"))
-    half = {"WEIGHT_DTYPE": tl.bfloat16, "CAUTIOUS": True, "STOCHASTIC": True}
-    rounded = {k: v for k, v in {**plain, **half}.items() if k != "key_ptr"}
     return {
         "gemm_qx": {**plain, **nothing, **unused, "MODE": "panels", "ALIGNED": False},
         "gemm_qx_update": {**plain, "MODE": "update", "out_ptr": None},
-        "gemm_qx_update bf16 cautious stochastic": {**rounded, "MODE": "update", "out_ptr": None},
+        "gemm_qx_update cautious": {**plain, "CAUTIOUS": True, "MODE": "update", "out_ptr": None},
+        "gemm_qx_update bf16": {**plain, "WEIGHT_DTYPE": tl.bfloat16, "MODE": "update", "out_ptr": None},
         "gemm_qx_write": {**plain, **nothing, "MODE": "write", "out_ptr": None},
     }
 
@@ -164,10 +167,17 @@ def _preparation(tuning: Tuning) -> Iterator[Build]:
         "STYLE": "ema",
         "NESTEROV": True,
         "ALIGNED": True,
+        "WIDE": False,
     }
     warps = tuning.prep_warps
     yield _build("muon_prep norms", matrix_norms, {}, constants, num_warps=warps, **rest)
     yield _build("muon_prep scales", matrix_scales, {}, {"CHUNK": 1024}, num_warps=4, **rest)
+    rounded = {**_targets()["gemm_qx_update bf16"], "CAUTIOUS": True, "STOCHASTIC": True}
+    for name in ("out_ptr", "key_ptr"):
+        del rounded[name]
+    shape = {"ROWS": tuning.rows, "COLUMNS": tuning.large.block}
+    types = {"o_ptr": "*fp16"}
+    yield _build("update_panels", update_panels, types, {**rounded, **shape}, num_warps=warps, **rest)
     yield _build("muon_prep iterate", write_iterate, {"out_ptr": "*fp16"}, constants, num_warps=warps, **rest)
 
 

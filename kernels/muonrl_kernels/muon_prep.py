@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from muonrl_kernels.update_tile import row_pitch
+
 __all__ = ["matrix_norms", "matrix_scales", "write_iterate"]
 
 
@@ -18,28 +20,61 @@ def _load_tile(
     address_ptr,
     stride_ptr,
     matrix,
-    short,
-    long,
+    short_at,
+    long_at,
     n_short,
     n_long,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """One tile [short, long] of a matrix in its own layout, as fp32; zero outside. See `update_tile` for the tables."""
+    """One tile [ROWS, COLUMNS] of a matrix in its own layout, as fp32; zero outside. See `update_tile` for the tables."""
+    base, pitch, turned = row_pitch(address_ptr, stride_ptr, matrix, DTYPE, ALIGNED, WIDE)
     stride = tl.load(stride_ptr + matrix)
-    base = tl.load(address_ptr + matrix).to(tl.pointer_type(DTYPE))
-    if ALIGNED:
-        base = tl.multiple_of(base, 16)
-        stride = tl.multiple_of(stride, 8)
-    if stride < 0:
-        turned = long[:, None].to(tl.int64) * (-stride) + short[None, :]
-        within = (long[:, None] < n_long) & (short[None, :] < n_short)
-        tile = tl.trans(tl.load(base + turned, mask=within, other=0.0))
+    short = tl.arange(0, ROWS)
+    long = tl.arange(0, COLUMNS)
+    if turned:
+        within = (long[:, None] < n_long - long_at) & (short[None, :] < n_short - short_at)
+        corner = base - long_at * stride + short_at
+        tile = tl.trans(tl.load(corner + (long[:, None] * pitch + short[None, :]), mask=within, other=0.0))
     else:
-        offsets = short[:, None].to(tl.int64) * stride + long[None, :]
-        inside = (short[:, None] < n_short) & (long[None, :] < n_long)
-        tile = tl.load(base + offsets, mask=inside, other=0.0)
+        inside = (short[:, None] < n_short - short_at) & (long[None, :] < n_long - long_at)
+        start = base + short_at * stride + long_at
+        tile = tl.load(start + (short[:, None] * pitch + long[None, :]), mask=inside, other=0.0)
     return tile.to(tl.float32)
+
+
+@triton.jit
+def _store_tile(
+    tile,
+    address_ptr,
+    stride_ptr,
+    matrix,
+    short_at,
+    long_at,
+    n_short,
+    n_long,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The inverse of `_load_tile`."""
+    base, pitch, turned = row_pitch(address_ptr, stride_ptr, matrix, DTYPE, ALIGNED, WIDE)
+    stride = tl.load(stride_ptr + matrix)
+    short = tl.arange(0, ROWS)
+    long = tl.arange(0, COLUMNS)
+    if turned:
+        within = (long[:, None] < n_long - long_at) & (short[None, :] < n_short - short_at)
+        corner = base - long_at * stride + short_at
+        tl.store(corner + (long[:, None] * pitch + short[None, :]), tl.trans(tile).to(DTYPE), mask=within)
+    else:
+        inside = (short[:, None] < n_short - short_at) & (long[None, :] < n_long - long_at)
+        start = base + short_at * stride + long_at
+        tl.store(start + (short[:, None] * pitch + long[None, :]), tile.to(DTYPE), mask=inside)
 
 
 @triton.jit
@@ -78,6 +113,7 @@ def matrix_norms(
     STYLE: tl.constexpr,
     NESTEROV: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """For each tile: a power of two near its largest entry, and the sum of squares in units of its square.
 
@@ -89,14 +125,18 @@ def matrix_norms(
     matrix = tl.load(owners_ptr + panel)
     n_short = tl.load(size_ptr + 2 * matrix)
     n_long = tl.load(size_ptr + 2 * matrix + 1)
-    short = (program % bands) * ROWS + tl.arange(0, ROWS)
-    long = (panel - tl.load(starts_ptr + matrix)) * COLUMNS + tl.arange(0, COLUMNS)
-    grad = _load_tile(grad_ptr, grad_stride_ptr, matrix, short, long, n_short, n_long, GRAD_DTYPE, ALIGNED)
+    short_at = (program % bands) * ROWS
+    long_at = (panel - tl.load(starts_ptr + matrix)) * COLUMNS
+    grad = _load_tile(
+        grad_ptr, grad_stride_ptr, matrix, short_at, long_at, n_short, n_long,
+        ROWS, COLUMNS, GRAD_DTYPE, ALIGNED, WIDE,
+    )  # fmt: skip
     momentum = grad
     if STYLE != "none":
         momentum = _load_tile(
-            momentum_ptr, momentum_stride_ptr, matrix, short, long, n_short, n_long, MOMENTUM_DTYPE, ALIGNED
-        )
+            momentum_ptr, momentum_stride_ptr, matrix, short_at, long_at, n_short, n_long,
+            ROWS, COLUMNS, MOMENTUM_DTYPE, ALIGNED, WIDE,
+        )  # fmt: skip
     _, u = _advance(grad, momentum, tl.load(mu_ptr), STYLE, NESTEROV)
     peak = tl.max(tl.max(tl.abs(u), axis=1), axis=0)
     # The exponent bits alone are the power of two below the peak; 2^(254 - e) is its reciprocal, both kept normal.
@@ -171,6 +211,7 @@ def write_iterate(
     STYLE: tl.constexpr,
     NESTEROV: tl.constexpr,
     ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Advance the momentum of matrices with a finite gradient, and write all iterates to zero-padded panels.
 
@@ -181,33 +222,28 @@ def write_iterate(
     matrix = tl.load(owners_ptr + panel)
     n_short = tl.load(size_ptr + 2 * matrix)
     n_long = tl.load(size_ptr + 2 * matrix + 1)
-    short = (program % bands) * ROWS + tl.arange(0, ROWS)
-    long = (panel - tl.load(starts_ptr + matrix)) * COLUMNS + tl.arange(0, COLUMNS)
-    grad = _load_tile(grad_ptr, grad_stride_ptr, matrix, short, long, n_short, n_long, GRAD_DTYPE, ALIGNED)
+    short_at = (program % bands) * ROWS
+    long_at = (panel - tl.load(starts_ptr + matrix)) * COLUMNS
+    grad = _load_tile(
+        grad_ptr, grad_stride_ptr, matrix, short_at, long_at, n_short, n_long,
+        ROWS, COLUMNS, GRAD_DTYPE, ALIGNED, WIDE,
+    )  # fmt: skip
     momentum = grad
     if STYLE != "none":
         momentum = _load_tile(
-            momentum_ptr, momentum_stride_ptr, matrix, short, long, n_short, n_long, MOMENTUM_DTYPE, ALIGNED
-        )
+            momentum_ptr, momentum_stride_ptr, matrix, short_at, long_at, n_short, n_long,
+            ROWS, COLUMNS, MOMENTUM_DTYPE, ALIGNED, WIDE,
+        )  # fmt: skip
     new, u = _advance(grad, momentum, tl.load(mu_ptr), STYLE, NESTEROV)
     x = u * tl.load(scale_ptr + 2 * matrix) * tl.load(scale_ptr + 2 * matrix + 1)
     if STYLE != "none":
         finite = tl.load(finite_ptr + matrix) != 0
         x = tl.where(finite, x, 0.0)
-        stride = tl.load(momentum_stride_ptr + matrix)
-        base = tl.load(momentum_ptr + matrix).to(tl.pointer_type(MOMENTUM_DTYPE))
-        if ALIGNED:
-            base = tl.multiple_of(base, 16)
-            stride = tl.multiple_of(stride, 8)
         if finite:
-            if stride < 0:
-                turned = long[:, None].to(tl.int64) * (-stride) + short[None, :]
-                within = (long[:, None] < n_long) & (short[None, :] < n_short)
-                tl.store(base + turned, tl.trans(new).to(MOMENTUM_DTYPE), mask=within)
-            else:
-                offsets = short[:, None].to(tl.int64) * stride + long[None, :]
-                inside = (short[:, None] < n_short) & (long[None, :] < n_long)
-                tl.store(base + offsets, new.to(MOMENTUM_DTYPE), mask=inside)
+            _store_tile(
+                new, momentum_ptr, momentum_stride_ptr, matrix, short_at, long_at, n_short, n_long,
+                ROWS, COLUMNS, MOMENTUM_DTYPE, ALIGNED, WIDE,
+            )  # fmt: skip
     rows = program * ROWS + tl.arange(0, ROWS)
     place = rows[:, None].to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     tl.store(out_ptr + place, x.to(out_ptr.dtype.element_ty))

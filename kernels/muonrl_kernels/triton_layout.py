@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from muonrl_kernels.torch_ops import iterate_gain
 
 __all__ = ["Gain", "Layout", "Places", "panel_layout", "places"]
+
+_WIDE: Final = 2**31 // 256
+"""Distance between memory rows from which a tile of up to 256 rows spans more than int32 can count."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class Places:
     strides: Tensor
     dtype: torch.dtype
     aligned: bool
+    wide: bool
 
 
 def signed_stride(t: Tensor) -> int | None:
@@ -126,7 +131,8 @@ def places(tensors: Sequence[Tensor]) -> Places:
     addresses = tuple(t.data_ptr() for t in tensors)
     aligned = all(a % 16 == 0 for a in addresses) and all(s % 8 == 0 for s in strides)
     device = tensors[0].device
-    return Places(_table(addresses, device), _table(strides, device), tensors[0].dtype, aligned)
+    wide = max(map(abs, strides)) >= _WIDE
+    return Places(_table(addresses, device), _table(strides, device), tensors[0].dtype, aligned, wide)
 
 
 @lru_cache(maxsize=1024)

@@ -19,6 +19,7 @@ from muonrl_kernels.small_ns import small_newton_schulz
 from muonrl_kernels.symmetric_matmul import panel_product, symmetric_product
 from muonrl_kernels.triton_layout import Gain, Layout, Places
 from muonrl_kernels.tuning import Tile, Tuning
+from muonrl_kernels.update_tile import update_panels
 
 __all__ = ["OPTIONS", "Panels", "Source", "Target", "TritonOps", "prepare", "run", "triton_dtype"]
 
@@ -59,6 +60,10 @@ class Target:
     keys: Tensor | None = None
     cautious: bool = False
 
+    def fuses(self, tuning: Tuning) -> bool:
+        """Whether the last product updates the weights itself: always in fp32, never with rounding noise."""
+        return self.weights.dtype == torch.float32 or (tuning.fuses_half and self.keys is None)
+
     def arguments(self, layout: Layout) -> dict[str, Any]:
         """Keyword arguments of the kernels that end in `update_tile`."""
         return {
@@ -72,6 +77,7 @@ class Target:
             "MODE": self.mode,
             "WEIGHT_DTYPE": triton_dtype(self.weights.dtype),
             "ALIGNED": self.weights.aligned,
+            "WIDE": self.weights.wide,
             "CAUTIOUS": self.cautious,
             "STOCHASTIC": self.keys is not None,
         }
@@ -84,6 +90,7 @@ _NO_TARGET: Final[dict[str, Any]] = {
     "MODE": "panels",
     "WEIGHT_DTYPE": tl.float32,
     "ALIGNED": False,
+    "WIDE": False,
     "CAUTIOUS": False,
     "STOCHASTIC": False,
 }
@@ -295,6 +302,7 @@ def _constants(source: Source, layout: Layout, rows: int) -> dict[str, Any]:
         "STYLE": source.style,
         "NESTEROV": source.nesterov,
         "ALIGNED": source.grads.aligned and momenta.aligned,
+        "WIDE": source.grads.wide or momenta.wide,
     }
 
 
@@ -316,7 +324,26 @@ def run(
         return
     ops = TritonOps(layout, tile, tma=tuning.tma)
     p, it = iterate_schedule(ops, [it], schedule.coefficients, bounds, normalize)
-    ops.last(p, it, it.gain.value.reciprocal(), None, target.arguments(layout))
+    scale = it.gain.value.reciprocal()
+    if target.fuses(tuning):
+        ops.last(p, it, scale, None, target.arguments(layout))
+        return
+    o = torch.empty_like(it.x)
+    ops.last(p, it, scale, o, _NO_TARGET)
+    rows = min(tuning.rows, layout.side)
+    bands = layout.side // rows
+    update_panels[(layout.panels * bands,)](
+        o,
+        layout.owners,
+        layout.starts,
+        bands,
+        ROWS=rows,
+        COLUMNS=layout.width,
+        num_warps=tuning.prep_warps,
+        num_stages=1,
+        **target.arguments(layout),
+        **OPTIONS,
+    )
 
 
 def _run_small(

@@ -43,7 +43,8 @@ class Tuning:
         large, medium: tiles; `choose_tile` takes the one that wastes less on padding.
         small_side: largest short side that `small_newton_schulz` takes as a whole.
         small_columns: panel width there.
-        rows, prep_warps: height of a band and warps of the kernels of `muon_prep`.
+        rows, prep_warps: height of a band and warps of the elementwise kernels.
+        fuses_half: whether the last product's epilogue has the registers for 16-bit weights.
     """
 
     tma: bool
@@ -53,6 +54,7 @@ class Tuning:
     small_columns: int = 64
     rows: int = 64
     prep_warps: int = 8
+    fuses_half: bool = True
 
 
 _POINTERS: Final = Tuning(
@@ -63,7 +65,9 @@ TUNINGS: Final[dict[str, Tuning]] = {
     "sm_80": _POINTERS,
     "sm_90": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
     "sm_100": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
-    "gfx942": Tuning(tma=False, large=Tile(128, 64, 8, 2, 2), medium=Tile(64, 64, 4, 2, 2), small_side=64),
+    "gfx942": Tuning(
+        tma=False, large=Tile(128, 64, 8, 2, 2), medium=Tile(64, 64, 4, 2, 2), small_side=64, fuses_half=False
+    ),
     # Triton's interpreter pays by the program, so tiles are only as large as the tests need.
     "interpreter": Tuning(
         tma=False, large=Tile(64, 32, 4, 1, 2), medium=Tile(32, 16, 4, 1, 2), small_side=32, rows=32
