@@ -46,12 +46,12 @@ class Symmetric:
 
 
 def iterate_gain(dtype: torch.dtype, m: int, n: int, *, first: bool = False) -> float:
-    """What iterates of that dtype are multiplied by: 1 in fp32, entries of root mean square near 1 in half precision.
+    """What iterates of that dtype are multiplied by: in fp16, entries get a root mean square near 1; elsewhere 1.
 
     The first iterate has unit Frobenius norm, later ones singular values near 1. In fp16, small entries would otherwise
     sink below the normal numbers; the bound keeps a matrix of one single entry representable.
     """
-    if dtype not in HALF:
+    if dtype != torch.float16:
         return 1.0
     return min(math.sqrt(m * n if first else n), _LARGEST_HALF)
 
@@ -181,14 +181,16 @@ def unit_iterate(
 ) -> Iterate:
     """The first iterate of matrices written to `work` [B, m, n] (fp32 or fp64; overwritten): unit Frobenius norm.
 
-    `size` is (m, n) without padding. Matrices that are always worked on alone (`single`) need not even be scaled: the
-    norm becomes the gain.
+    `size` is (m, n) without padding. Matrices that are always worked on alone (`single`) are read once less, and in
+    full precision not even scaled: the norm becomes the gain.
     """
     gain = iterate_gain(dtype, *size, first=True)
-    if single and dtype == work.dtype:
+    if single:
         norm = float(torch.linalg.vector_norm(work))
         if _SAFE_NORM[0] < norm < _SAFE_NORM[1]:
-            return Iterate(work, norm, tall)
+            if dtype == work.dtype:
+                return Iterate(work, norm, tall)
+            return Iterate(work.mul_(gain / norm).to(dtype), gain, tall)
     return Iterate(_scale(work, gain, eps).to(dtype), gain, tall)
 
 
