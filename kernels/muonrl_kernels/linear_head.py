@@ -8,10 +8,12 @@ backward pass take their operands in the input's dtype and accumulate in fp32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from muonrl_kernels.parallel import VocabShard
 
 __all__ = ["Gradients", "Head", "RowStats", "chunks", "statistics_dtype"]
 
@@ -69,13 +71,19 @@ class RowStats:
 
 @dataclass(frozen=True)
 class Head:
-    """A head and what is done to its logits; `weight` and `bias` hold the columns of the vocabulary only."""
+    """A head and what is done to its logits; `weight` and `bias` hold the columns of the vocabulary only.
+
+    `columns` is the size of the vocabulary. With `shard` the weight is this rank's part of it, possibly none, and what
+    the rows' statistics and the gradient of hidden need from the other ranks is reduced over them.
+    """
 
     weight: Tensor
     bias: Tensor | None
     temperature: float | Tensor
     softcap: float | None
     logit_scale: float
+    columns: int
+    shard: VocabShard | None = None
 
     @staticmethod
     def make(
@@ -86,6 +94,7 @@ class Head:
         logit_scale: float,
         vocab_size: int | None,
         dtype: torch.dtype,
+        shard: VocabShard | None = None,
     ) -> Head:
         """Check the arguments, leave the padding columns out and bring the weight to the dtype of hidden.
 
@@ -95,25 +104,29 @@ class Head:
         if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
             raise ValueError("weight must be [V, H] and bias [V]")
         size = weight.shape[0] if vocab_size is None else vocab_size
-        if not 1 <= size <= weight.shape[0]:
+        if shard is None and not 1 <= size <= weight.shape[0]:
             raise ValueError(f"vocab_size must lie in 1..{weight.shape[0]}, got {vocab_size}")
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap must be > 0, got {softcap}")
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be > 0, got {temperature}")
+        columns = size if shard is None else shard.columns
+        size = size if shard is None else shard.kept(weight.shape[0])
         kept = None if bias is None else bias.detach()[:size]
-        return Head(weight.detach()[:size].to(dtype), kept, temperature, softcap, logit_scale)
+        return Head(weight.detach()[:size].to(dtype), kept, temperature, softcap, logit_scale, columns, shard)
 
     def take(self, index: Tensor | slice) -> Head:
         """The head for a subset of the rows: only a temperature [N] differs by row."""
         t = self.temperature
         if not isinstance(t, Tensor) or t.ndim == 0:
             return self
-        return Head(self.weight, self.bias, t[index], self.softcap, self.logit_scale)
+        return replace(self, temperature=t[index])
 
     def chunks(self, rows: int, chunk_rows: int | None) -> list[slice]:
         """How to cut `rows` rows into chunks; see :func:`chunks`."""
-        return chunks(rows, self.weight.shape[0], chunk_rows, self.weight.device)
+        # Every rank of a shard must come to the same chunks: they differ in what they hold of the vocabulary.
+        parts = 1 if self.shard is None else self.shard.group.size()
+        return chunks(rows, -(-self.columns // parts), chunk_rows, self.weight.device)
 
     def _column_temperature(self, dtype: torch.dtype) -> float | Tensor:
         t = self.temperature
@@ -130,14 +143,35 @@ class Head:
             z.div_(self.softcap).tanh_().mul_(self.softcap)
         if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
             z.div_(self._column_temperature(z.dtype))
-        lse = torch.logsumexp(z, 1)
+        lse = torch.logsumexp(z, 1) if self.shard is None else self._whole_logsumexp(z, self.shard)
         log_p = z.sub_(lse.unsqueeze(1))
         if self.bias is not None:
             # A bias of -inf bans a token; keep 0 * log 0 out of the entropy.
             log_p.clamp_(min=-1e30)
         p = log_p.exp()
         entropy = -torch.bmm(p.unsqueeze(1), log_p.unsqueeze(2)).reshape(-1)
-        return RowStats(log_p, log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy, lse, p)
+        if self.shard is None:
+            return RowStats(log_p, log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy, lse, p)
+        rows, columns = self._own_targets(targets, self.shard, p.shape[1])
+        logp = torch.zeros_like(entropy)
+        logp[rows] = log_p[rows, columns]
+        logp, entropy = self.shard.total_(torch.stack((logp, entropy))).unbind()
+        return RowStats(log_p, logp, entropy, lse, p)
+
+    @staticmethod
+    def _whole_logsumexp(z: Tensor, shard: VocabShard) -> Tensor:
+        """logsumexp [C] over all ranks' columns from this rank's z [C, V_local]."""
+        largest = z.new_full(z.shape[:1], -torch.inf) if z.shape[1] == 0 else z.amax(1)
+        shard.largest_(largest)
+        total = shard.total_(z.sub(largest.unsqueeze(1)).exp_().sum(1))
+        return largest + total.log()
+
+    @staticmethod
+    def _own_targets(targets: Tensor, shard: VocabShard, size: int) -> tuple[Tensor, Tensor]:
+        """Rows whose target is among this rank's `size` columns, and its column there."""
+        local = targets - shard.start
+        rows = ((local >= 0) & (local < size)).nonzero().squeeze(1)
+        return rows, local[rows]
 
     def logit_grad(
         self,
@@ -158,7 +192,11 @@ class Head:
         else:
             slope = (minus - d_entropy * s.entropy).unsqueeze(1) - d_entropy.unsqueeze(1) * s.log_p
             dz = s.p.mul_(slope)
-        dz.scatter_add_(1, targets.unsqueeze(1), d_logp.unsqueeze(1))
+        if self.shard is None:
+            dz.scatter_add_(1, targets.unsqueeze(1), d_logp.unsqueeze(1))
+        else:
+            rows, columns = self._own_targets(targets, self.shard, dz.shape[1])
+            dz[rows, columns] += d_logp[rows]
         if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
             dz.div_(self._column_temperature(dz.dtype))
         if z_softcap is not None:
@@ -195,7 +233,10 @@ class Gradients:
             self.bias[:size] += dz.sum(0)
         operand = dz.to(h.dtype)
         if self.hidden is not None:
-            self.hidden[rows] = _matmul(operand, head.weight).to(self.hidden.dtype)
+            d_hidden = _matmul(operand, head.weight)
+            if head.shard is not None:
+                head.shard.total_(d_hidden)
+            self.hidden[rows] = d_hidden.to(self.hidden.dtype)
         if self.weight is not None:
             if h.dtype == self.weight.dtype:
                 self.weight[:size].addmm_(operand.mT, h)

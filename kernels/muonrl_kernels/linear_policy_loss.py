@@ -13,11 +13,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
 from muonrl_kernels.backend import resolve
 from muonrl_kernels.linear_head import Gradients, Head, RowStats, statistics_dtype
 from muonrl_kernels.metrics import LossMetrics
-from muonrl_kernels.options import LossKeywords, LossOptions
+from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
+from muonrl_kernels.parallel import DataParallel, Reduction, VocabShard, require_torch
 from muonrl_kernels.policy_loss import Terms, evaluate, finish
 from muonrl_kernels.tokens import Tokens, prepare
 
@@ -41,10 +43,8 @@ def _check_targets(targets: Tensor, head: Head) -> None:
     """Out-of-range targets are named on the CPU; on a GPU the look would cost a synchronisation."""
     if targets.device.type == "cpu" and targets.numel():
         low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= head.weight.shape[0]:
-            raise ValueError(
-                f"targets of valid rows must lie in 0..{head.weight.shape[0] - 1}, found {low}..{high}"
-            )
+        if low < 0 or high >= head.columns:
+            raise ValueError(f"targets of valid rows must lie in 0..{head.columns - 1}, found {low}..{high}")
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -101,6 +101,8 @@ def linear_logprob(
     vocab_size: int | None = None,
     chunk_rows: int | None = None,
     backend: str = "auto",
+    tp_group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each row's target, entropy and logsumexp of each row, all differentiable.
 
@@ -115,6 +117,10 @@ def linear_logprob(
         vocab_size: columns from here on are padding and are left out.
         chunk_rows: rows of logits that exist at once; None lets the device decide (256 to 8192).
         backend: "auto", "triton" or "torch".
+        tp_group: ranks over which the vocabulary is spread: weight [V_local, H] and bias [V_local] are this rank's part,
+            everything else is the same on every rank. The gradient of hidden is complete, those of weight and bias
+            are this rank's part. Runs on PyTorch operations.
+        vocab_start: first column of this rank's part; None is rank * V_local. Needs vocab_size, the whole vocabulary.
 
     Returns:
         (logp, entropy, lse), each [N], fp32 (fp64 for fp64 input); entropy in nats.
@@ -124,8 +130,9 @@ def linear_logprob(
         RuntimeError: backend="triton" where no kernel is available.
     """
     _check_rows(hidden, weight, targets, temperature)
-    resolve(backend, "linear_logprob", hidden.device)
-    head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype)
+    resolve(require_torch(backend, tp_group), "linear_logprob", hidden.device)
+    shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
+    head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
     _check_targets(targets, head)
     with torch.autocast(hidden.device.type, enabled=False):
         result: tuple[Tensor, Tensor, Tensor] = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
@@ -275,6 +282,11 @@ def linear_policy_loss(
     cu_seqlens: Tensor | None = None,
     chunk_rows: int | None = None,
     backend: str = "auto",
+    preset: str | None = None,
+    tp_group: ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    dp_group: ProcessGroup | None = None,
+    dp_reduction: Reduction = "mean",
     **options: Unpack[LossKeywords],
 ) -> tuple[Tensor, LossMetrics]:
     """:func:`policy_loss` of the log-probabilities of :func:`linear_logprob`, without logits [N, V] or a second pass.
@@ -284,6 +296,7 @@ def linear_policy_loss(
         targets: [N] int64; masked slots may hold anything.
         old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens: as in :func:`policy_loss`, packed [N].
         backend: "auto", "triton" or "torch".
+        tp_group, vocab_start: as in :func:`linear_logprob`. preset, dp_group, dp_reduction: as in :func:`policy_loss`.
         **options: the fields of :class:`LossOptions`; entropy_coef needs nothing else here.
 
     Returns:
@@ -294,21 +307,27 @@ def linear_policy_loss(
         ValueError: shapes that do not fit, unknown names, or an option without the tensor that it needs.
         RuntimeError: backend="triton" where no kernel is available.
     """
-    chosen = LossOptions(**options)
+    chosen = choose_options(preset, options)
+    parallel = DataParallel.make(dp_group, dp_reduction)
     _check_rows(hidden, weight, targets, temperature)
     if old_logp.shape != targets.shape:
         raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
-    resolve(backend, "linear_policy_loss", hidden.device)
-    head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype)
+    resolve(require_torch(backend, tp_group), "linear_policy_loss", hidden.device)
+    shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
+    head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
     differentiable = [
         torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias)
     ]
     wanted = (differentiable[0], differentiable[1], differentiable[2])
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         kind = statistics_dtype(hidden)
+        if parallel is not None:
+            chosen = parallel.share(chosen, old_logp, mask, rollout_logp, cu_seqlens)
         tokens = prepare(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, chosen, kind)
         grads = Gradients.zeros(hidden, weight, bias, wanted) if any(wanted) else None
         terms = _run(hidden.detach(), head, targets, tokens, chosen, grads, chunk_rows)
         metrics = finish(terms, tokens.dropped, has_entropy=True)
+        if parallel is not None:
+            parallel.unscale_(metrics)
     loss: Tensor = _Attach.apply(hidden, weight, bias, terms.loss, grads)  # type: ignore[no-untyped-call]
     return loss, metrics

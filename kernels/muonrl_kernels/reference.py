@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from muonrl_kernels.coefficients import Triple
-from muonrl_kernels.options import LossKeywords, LossOptions
+from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
 
 __all__ = ["linear_logprob", "linear_policy_loss", "newton_schulz", "orthogonal_factor", "policy_loss"]
 
@@ -115,7 +115,7 @@ def policy_loss(
     **options: Unpack[LossKeywords],
 ) -> Tensor:
     """The loss alone, one sequence at a time; arguments as in :func:`muonrl_kernels.policy_loss`."""
-    o = LossOptions(**options)
+    o = choose_options(None, options)
     valid = mask.bool() & old_logp.isfinite()
     if rollout_logp is not None:
         valid = valid & rollout_logp.isfinite()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from muonrl_kernels.options import LossOptions
 
-__all__ = ["Tokens", "inverse", "prepare", "sequence_index", "sequence_sum"]
+__all__ = ["Tokens", "check_tokens", "inverse", "prepare", "sequence_index", "sequence_sum"]
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,46 @@ def _shares(valid: Tensor, seq: tuple[Tensor, int] | None, o: LossOptions, dtype
     else:
         share, count = ones, ones.sum()
     if o.normalizer is not None:
-        count = torch.as_tensor(o.normalizer, dtype=dtype, device=valid.device).reshape(())
+        # full() is a kernel on the device; a tensor made from a number would be copied there.
+        count = (
+            o.normalizer.to(device=valid.device, dtype=dtype).reshape(())
+            if isinstance(o.normalizer, Tensor)
+            else torch.full((), float(o.normalizer), dtype=dtype, device=valid.device)
+        )
     return share * inverse(count)
+
+
+def check_tokens(
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    rollout_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    cu_seqlens: Tensor | None,
+    options: LossOptions,
+) -> tuple[Tensor, int] | None:
+    """:func:`sequence_index` of the tokens, after a look at shapes and at what the options need.
+
+    Raises:
+        ValueError: shapes that differ, or an option without the tensor that it needs.
+    """
+    given = (
+        ("advantages", advantages),
+        ("mask", mask),
+        ("rollout_logp", rollout_logp),
+        ("ref_logp", ref_logp),
+    )
+    for name, x in given:
+        if x is not None and x.shape != old_logp.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, old_logp has {tuple(old_logp.shape)}")
+    if options.beta != 0.0 and ref_logp is None:
+        raise ValueError("beta != 0 needs ref_logp")
+    seq = sequence_index(old_logp.shape, cu_seqlens, old_logp.device)
+    if options.needs_sequences(weighted=rollout_logp is not None) and seq is None:
+        raise ValueError(
+            "this option works on sequences: give cu_seqlens with packed tokens, or [B, T] tensors"
+        )
+    return seq
 
 
 def prepare(
@@ -127,22 +165,7 @@ def prepare(
     dtype: torch.dtype,
 ) -> Tokens:
     """Everything that does not depend on pi_theta, flattened to [N]; masked slots are replaced before any arithmetic."""
-    given = (
-        ("advantages", advantages),
-        ("mask", mask),
-        ("rollout_logp", rollout_logp),
-        ("ref_logp", ref_logp),
-    )
-    for name, x in given:
-        if x is not None and x.shape != old_logp.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, old_logp has {tuple(old_logp.shape)}")
-    if options.beta != 0.0 and ref_logp is None:
-        raise ValueError("beta != 0 needs ref_logp")
-    seq = sequence_index(old_logp.shape, cu_seqlens, old_logp.device)
-    if options.needs_sequences and seq is None:
-        raise ValueError(
-            "this option works on sequences: give cu_seqlens with packed tokens, or [B, T] tensors"
-        )
+    seq = check_tokens(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, options)
     wanted = mask.reshape(-1).to(torch.bool)
     valid = wanted & old_logp.reshape(-1).isfinite()
     if rollout_logp is not None:

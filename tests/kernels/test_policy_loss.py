@@ -249,7 +249,7 @@ def test_low_precision_inputs_are_computed_in_fp32() -> None:
         ({"entropy_coef": 0.1}, "entropy"),
         ({"loss_type": "gspo"}, "cu_seqlens"),
         ({"agg": "sequence_mean"}, "cu_seqlens"),
-        ({"is_level": "sequence"}, "cu_seqlens"),
+        ({"is_level": "sequence", "rollout_logp": torch.zeros(4)}, "cu_seqlens"),
         ({"cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens must run"),
         ({"cu_seqlens": torch.tensor([[0, 4]])}, "cu_seqlens is"),
         ({"entropy": torch.zeros(3)}, "entropy has shape"),
