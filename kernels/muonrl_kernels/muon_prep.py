@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from muonrl_kernels.update_tile import row_pitch
+from muonrl_kernels.update_tile import row_pitch, two_sides
 
 __all__ = ["matrix_norms", "matrix_scales", "write_iterate"]
 
@@ -123,8 +123,7 @@ def matrix_norms(
     program = tl.program_id(0)
     panel = program // bands
     matrix = tl.load(owners_ptr + panel)
-    n_short = tl.load(size_ptr + 2 * matrix)
-    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    n_short, n_long = two_sides(size_ptr, matrix, ALIGNED)
     short_at = (program % bands) * ROWS
     long_at = (panel - tl.load(starts_ptr + matrix)) * COLUMNS
     grad = _load_tile(
@@ -220,8 +219,7 @@ def write_iterate(
     program = tl.program_id(0)
     panel = program // bands
     matrix = tl.load(owners_ptr + panel)
-    n_short = tl.load(size_ptr + 2 * matrix)
-    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    n_short, n_long = two_sides(size_ptr, matrix, ALIGNED)
     short_at = (program % bands) * ROWS
     long_at = (panel - tl.load(starts_ptr + matrix)) * COLUMNS
     grad = _load_tile(

@@ -12,10 +12,38 @@ from torch import Tensor
 
 from muonrl_kernels.torch_ops import iterate_gain
 
-__all__ = ["Gain", "Layout", "Places", "panel_layout", "places"]
+__all__ = ["Gain", "Layout", "Places", "device_table", "panel_layout", "places"]
 
 _WIDE: Final = 2**31 // 256
 """Distance between memory rows from which a tile of up to 256 rows spans more than int32 can count."""
+_captured: Final[list[Layout]] = []
+"""Layouts whose addresses are in CUDA graphs, which do not keep them alive."""
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether launches are being recorded in a CUDA graph instead of running."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers (integers exactly) on the device [len(values)], without waiting for it.
+
+    Cached, so that a run whose numbers stay copies nothing. In a graph under capture kernels write them, in the graph's own
+    memory: a copy would read its source at each replay, and what is cached could be evicted between two.
+    """
+    if _capturing(device):
+        table = torch.zeros(len(values), dtype=dtype, device=device)
+        torch._foreach_add_(list(table.unbind()), list(values))
+        return table
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _uploaded(values, dtype, device, stream)
+
+
+@lru_cache(maxsize=2048)
+def _uploaded(values: tuple[float, ...], dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
+    """The copy is asynchronous, so that it is there only for the stream on which it was made."""
+    source = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return source.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -29,6 +57,10 @@ class Gain:
     def of(cls, value: Tensor) -> Gain:
         """Complete a gain."""
         return cls(value, value.double().pow(-2).float())
+
+    def to(self, device: torch.device) -> Gain:
+        """The same on a device, complete when this returns."""
+        return Gain(self.value.to(device), self.inverse_square.to(device))
 
 
 @dataclass(frozen=True)
@@ -70,11 +102,21 @@ class Layout:
         return torch.empty(rows, self.width, dtype=dtype, device=self.starts.device)
 
 
-@lru_cache(maxsize=256)
 def panel_layout(
     sizes: tuple[tuple[int, int], ...], side: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Layout:
     """Lay out matrices of sizes (short, long), in the given order; cached, because a training run asks every step."""
+    layout = _new_layout(sizes, side, width, dtype, device)
+    if _capturing(device):
+        _captured.append(layout)
+    return layout
+
+
+@lru_cache(maxsize=256)
+def _new_layout(
+    sizes: tuple[tuple[int, int], ...], side: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Layout:
+    """All tables are complete when this returns, whatever stream uses them."""
     counts = torch.tensor([-(-n // width) for _, n in sizes], dtype=torch.int32)
     ends = counts.cumsum(0, dtype=torch.int32)
     first, later = (
@@ -88,8 +130,8 @@ def panel_layout(
         counts=counts.to(device),
         owners=torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts).to(device),
         sizes=torch.tensor(sizes, dtype=torch.int32).to(device),
-        first=Gain.of(first.to(device)),
-        later=Gain.of(later.to(device)),
+        first=Gain.of(first).to(device),
+        later=Gain.of(later).to(device),
     )
 
 
@@ -129,13 +171,15 @@ def places(tensors: Sequence[Tensor]) -> Places:
     """Addresses of tensors for which `viewable` holds; they must outlive the launch."""
     strides = tuple(signed_stride(t) or 0 for t in tensors)
     addresses = tuple(t.data_ptr() for t in tensors)
-    aligned = all(a % 16 == 0 for a in addresses) and all(s % 8 == 0 for s in strides)
+    aligned = all(a % 16 == 0 for a in addresses) and all(
+        n % 8 == 0 for t, stride in zip(tensors, strides, strict=True) for n in (stride, *t.shape)
+    )
     device = tensors[0].device
     wide = max(map(abs, strides)) >= _WIDE
-    return Places(_table(addresses, device), _table(strides, device), tensors[0].dtype, aligned, wide)
-
-
-@lru_cache(maxsize=1024)
-def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """int64 values on the device; cached, so that a run whose tensors stay in place copies nothing."""
-    return torch.tensor(values, dtype=torch.int64).to(device)
+    return Places(
+        device_table(addresses, torch.int64, device),
+        device_table(strides, torch.int64, device),
+        tensors[0].dtype,
+        aligned,
+        wide,
+    )

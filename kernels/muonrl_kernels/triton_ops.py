@@ -17,7 +17,7 @@ from muonrl_kernels.iteration import iterate_schedule, phase_bounds
 from muonrl_kernels.muon_prep import matrix_norms, matrix_scales, write_iterate
 from muonrl_kernels.small_ns import small_newton_schulz
 from muonrl_kernels.symmetric_matmul import panel_product, symmetric_product
-from muonrl_kernels.triton_layout import Gain, Layout, Places
+from muonrl_kernels.triton_layout import Gain, Layout, Places, device_table
 from muonrl_kernels.tuning import Tile, Tuning
 from muonrl_kernels.update_tile import update_panels
 
@@ -350,7 +350,7 @@ def _run_small(
     layout: Layout, it: Panels, steps: Sequence[Triple], bounds: Sequence[int], normalize: str, target: Target
 ) -> None:
     ends = {*bounds[1:], len(steps)}
-    rows = tuple((*step, float(index + 1 in ends)) for index, step in enumerate(steps))
+    table = tuple(v for index, step in enumerate(steps) for v in (*step, float(index + 1 in ends)))
     device = it.x.device
     scratch = torch.empty(layout.matrices, 4, layout.side, layout.side, dtype=it.x.dtype, device=device)
     small_newton_schulz[(layout.matrices,)](
@@ -360,7 +360,7 @@ def _run_small(
         layout.counts,
         layout.first.value,
         layout.later.value,
-        _steps_table(rows, device),
+        device_table(table, torch.float32, device),
         len(steps),
         int(normalize == "schatten4"),
         SIDE=layout.side,
@@ -370,8 +370,3 @@ def _run_small(
         **target.arguments(layout),
         **OPTIONS,
     )
-
-
-@lru_cache(maxsize=64)
-def _steps_table(rows: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float32).to(device)

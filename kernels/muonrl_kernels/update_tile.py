@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["row_pitch", "update_panels", "update_tile"]
+__all__ = ["row_pitch", "two_sides", "update_panels", "update_tile"]
 
 
 @triton.jit
@@ -36,13 +36,12 @@ def update_tile(
     weight_ptr holds addresses, stride_ptr the distance between memory rows (negative: the long side runs along memory
     rows, so the tile is transposed before it is stored), size_ptr the two sides, finite_ptr whether the gradient was finite
     (the update is left out where it was not), ratio_ptr the factor on the learning rate. hyper_ptr holds lr and 1 - lr wd, so
-    that no schedule compiles anything. ALIGNED: addresses are multiples of 16 bytes, strides of 8 elements. WIDE: strides are
+    that no schedule compiles anything. ALIGNED: addresses are multiples of 16 bytes, strides and sides of 8. WIDE: strides are
     so large that a tile spans more than 2^31 elements. CAUTIOUS decays only where update and weight agree in sign.
     STOCHASTIC rounds to bfloat16 or float16 with the noise of `muonrl_kernels.rounding`, whose two keys by matrix are in
     key_ptr; elements are numbered in the order of memory, row by row.
     """
-    n_short = tl.load(size_ptr + 2 * matrix)
-    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    n_short, n_long = two_sides(size_ptr, matrix, ALIGNED)
     base, pitch, turned = row_pitch(weight_ptr, stride_ptr, matrix, WEIGHT_DTYPE, ALIGNED, WIDE)
     short = tl.arange(0, SHORT)
     long = tl.arange(0, LONG)
@@ -62,6 +61,17 @@ def update_tile(
             o, start + (short[:, None] * pitch + long[None, :]), count, inside, matrix,
             finite_ptr, ratio_ptr, hyper_ptr, key_ptr, MODE, WEIGHT_DTYPE, CAUTIOUS, STOCHASTIC,
         )  # fmt: skip
+
+
+@triton.jit
+def two_sides(size_ptr, matrix, ALIGNED: tl.constexpr):
+    """(short, long) side of a matrix. That both are multiples of 8 lets masked accesses be 16 bytes wide."""
+    n_short = tl.load(size_ptr + 2 * matrix)
+    n_long = tl.load(size_ptr + 2 * matrix + 1)
+    if ALIGNED:
+        n_short = tl.multiple_of(n_short, 8)
+        n_long = tl.multiple_of(n_long, 8)
+    return n_short, n_long
 
 
 @triton.jit
