@@ -21,7 +21,7 @@ from muonrl_kernels.muon_options import StepOptions
 from muonrl_kernels.muon_update import finish
 from muonrl_kernels.rounding import noise_key_halves, noise_key_table
 from muonrl_kernels.torch_ops import LastProduct
-from muonrl_kernels.triton_layout import Layout, panel_layout, places, viewable
+from muonrl_kernels.triton_layout import Layout, device_table, panel_layout, places, viewable
 from muonrl_kernels.triton_ops import Source, Target, first_iterate, prepare, run
 from muonrl_kernels.tuning import Tile, Tuning, choose_tile, tuning_for
 
@@ -56,7 +56,8 @@ def _shared(
 ) -> tuple[str, int, int, Tile | None]:
     """What matrices of one launch have in common: form, padded short side, panel width, tile."""
     # The small kernel is the Gram form; for square matrices of that size it is as good, and one launch.
-    if m <= tuning.small_side and dtype == torch.float16 and method in ("auto", "gram"):
+    small = m <= tuning.small_side and n <= tuning.small_panels * tuning.small_columns
+    if small and dtype == torch.float16 and method in ("auto", "gram"):
         return "gram", max(16, 1 << (m - 1).bit_length()), tuning.small_columns, None
     tile = choose_tile(tuning, m)
     return _form(method, m, n, dtype), -(-m // tile.block) * tile.block, tile.block, tile
@@ -133,7 +134,7 @@ def orthogonalize_pairs(
     with _current(device):
         for bucket in _buckets(sizes, method, dtype, tuning, bound):
             layout = _layout(bucket, inputs, dtype)
-            mu = _floats((0.0,), device)
+            mu = device_table((0.0,), torch.float32, device)
             source = Source(places([inputs[i] for i in bucket.indices]), None, "none", False, mu)
             scales, finite = prepare(layout, source, tuning, eps)
             it = first_iterate(layout, source, tuning, dtype, scales, finite)
@@ -173,7 +174,7 @@ def _update(items: Sequence[MatrixItem], groups: Sequence[list[int]], options: S
     order = [i for indices in groups for i in indices]
     owners = [items[i].parameter for i in order]
     numbers = {owner: n for n, owner in enumerate(dict.fromkeys(owners))}
-    owner = _ints(tuple(numbers[o] for o in owners), finite.device)
+    owner = device_table(tuple(numbers[o] for o in owners), torch.int64, finite.device)
     whole = torch.ones(len(numbers), dtype=finite.dtype, device=finite.device)
     whole.scatter_reduce_(0, owner, finite, "amin")
     start = 0
@@ -201,7 +202,8 @@ class _Step:
         bound = options.max_workspace_bytes or _workspace_bytes(self._device)
         self._buckets = _buckets(sizes, options.method, self._dtype, self._tuning, bound)
         self._prepared = [self._prepare(bucket) for bucket in self._buckets]
-        order = _ints(tuple(i for bucket in self._buckets for i in bucket.indices), self._device)
+        indices = tuple(i for bucket in self._buckets for i in bucket.indices)
+        order = device_table(indices, torch.int64, self._device)
         flags = torch.cat([finite for _, _, _, finite in self._prepared])
         self.finite = torch.empty_like(flags).scatter_(0, order, flags)
         """int32 [items]: whether each matrix's gradient is finite."""
@@ -214,14 +216,14 @@ class _Step:
             places([self._momenta[i] for i in bucket.indices]),
             options.momentum_style,
             options.nesterov,
-            _floats((options.momentum,), self._device),
+            device_table((options.momentum,), torch.float32, self._device),
         )
         return layout, source, *prepare(layout, source, self._tuning, options.eps)
 
     def finish(self, finite: Tensor) -> None:
         """Advance momenta, orthogonalize and update the weights of matrices with a flag in `finite`, int32 [items]."""
         for bucket, (layout, source, scales, _) in zip(self._buckets, self._prepared, strict=True):
-            mine = finite[_ints(bucket.indices, self._device)]
+            mine = finite[device_table(bucket.indices, torch.int64, self._device)]
             it = first_iterate(layout, source, self._tuning, self._dtype, scales, mine)
             outputs = None
             if self._options.variant == "normuon":
@@ -236,7 +238,9 @@ class _Step:
                 tile=bucket.tile,
                 target=self._target(bucket, mine) if outputs is None else Target("write", places(outputs)),
             )
-            for i, flag, o in zip(bucket.indices, mine.bool().unbind(), outputs or (), strict=False):
+            if outputs is None:
+                continue
+            for i, flag, o in zip(bucket.indices, mine.bool().unbind(), outputs, strict=True):
                 item = replace(self._items[i], weight=self._weights[i], finite=flag)
                 finish(item, LastProduct.of(o), self._options)
         for item, momentum, weight in zip(self._items, self._momenta, self._weights, strict=True):
@@ -250,14 +254,14 @@ class _Step:
         keys = None
         if options.stochastic_rounding and items[0].weight.dtype != torch.float32:
             halves = tuple(h for i in items for h in noise_key_halves(options.rounding_seed, i.stream))
-            table = _ints(halves, self._device).to(torch.int32).view(-1, 2)
+            table = device_table(halves, torch.int32, self._device).view(-1, 2)
             count = torch.stack([cast(Tensor, i.step) for i in items]).to(self._device, non_blocking=True)
             keys = noise_key_table(table, count)
         return Target(
             "update",
             places([self._weights[i] for i in bucket.indices]),
             finite=finite,
-            ratios=_floats(tuple(i.ratio for i in items), self._device),
+            ratios=device_table(tuple(i.ratio for i in items), torch.float32, self._device),
             hyper=self._hyper(),
             keys=keys,
             cautious=options.cautious_wd,
@@ -269,14 +273,4 @@ class _Step:
         if isinstance(lr, Tensor):
             rate = lr.to(self._device, torch.float32).reshape(1)
             return torch.cat([rate, 1.0 - rate * decay])
-        return _floats((lr, 1.0 - lr * decay), self._device)
-
-
-@lru_cache(maxsize=256)
-def _ints(values: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device)
-
-
-@lru_cache(maxsize=256)
-def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32).to(device)
+        return device_table((lr, 1.0 - lr * decay), torch.float32, self._device)

@@ -43,8 +43,10 @@ class Tuning:
         large, medium: tiles; `choose_tile` takes the one that wastes less on padding.
         small_side: largest short side that `small_newton_schulz` takes as a whole.
         small_columns: panel width there.
+        small_panels: most panels there; one program reads them one after the other while the rest of the GPU may be idle.
         rows, prep_warps: height of a band and warps of the elementwise kernels.
         fuses_half: whether the last product's epilogue has the registers for 16-bit weights.
+        row_block, row_warps: columns of a row of logits that are looked at at once, and warps.
     """
 
     tma: bool
@@ -52,9 +54,12 @@ class Tuning:
     medium: Tile
     small_side: int
     small_columns: int = 64
+    small_panels: int = 256
     rows: int = 64
     prep_warps: int = 8
     fuses_half: bool = True
+    row_block: int = 4096
+    row_warps: int = 8
 
 
 _POINTERS: Final = Tuning(
@@ -70,7 +75,12 @@ TUNINGS: Final[dict[str, Tuning]] = {
     ),
     # Triton's interpreter pays by the program, so tiles are only as large as the tests need.
     "interpreter": Tuning(
-        tma=False, large=Tile(64, 32, 4, 1, 2), medium=Tile(32, 16, 4, 1, 2), small_side=32, rows=32
+        tma=False,
+        large=Tile(64, 32, 4, 1, 2),
+        medium=Tile(32, 16, 4, 1, 2),
+        small_side=32,
+        rows=32,
+        row_block=128,
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muonrl_kernels import Muon
+from muonrl_kernels import Muon, triton_layout
 from tests.numerics import assert_exactly, relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -236,3 +236,51 @@ def test_stochastic_rounding_uses_the_noise_of_the_torch_path(triton_device: tor
     ours, theirs = results
     assert ((theirs != base).float().mean() - 0.35).abs() < 0.3
     assert (ours == theirs).float().mean() > 0.97
+
+
+def test_a_step_for_a_graph_has_the_same_bits(
+    triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under capture tables are written by kernels instead of copied, and nothing new is cached."""
+    plain, _ = twins(triton_device, lr=0.1, capturable=True)
+    recorded = Muon([nn.Parameter(p.detach().clone()) for p in parameters(plain)], lr=0.1, capturable=True)
+    recorded.param_groups[0]["backend"] = "triton"
+    for step in range(2):
+        set_gradients(plain, recorded)
+        plain.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_layout, "_capturing", lambda device, now=step: now == 1)
+            patch.setattr(triton_layout, "_captured", [])
+            before = triton_layout._uploaded.cache_info()
+            recorded.step()
+            assert step == 0 or triton_layout._uploaded.cache_info() == before
+    for p, q in zip(parameters(plain), parameters(recorded), strict=True):
+        assert_exactly(q.detach(), p.detach())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_captured_step_with_gradients_of_its_own() -> None:
+    """Gradients made during capture lie where none lay before, so their addresses must get into the graph."""
+    weight, x = torch.randn(72, 88, device="cuda"), torch.randn(88, 16, device="cuda")
+    captured, eager = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    optimizers = [Muon([p], lr=0.1, backend="triton", capturable=True) for p in (captured, eager)]
+
+    def step(p: nn.Parameter, optimizer: Muon) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (p @ x).square().sum().backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(captured, optimizers[0])
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizers[0].zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(captured, optimizers[0])
+    for _ in range(3):
+        graph.replay()
+    for _ in range(4):
+        step(eager, optimizers[1])
+    assert_exactly(captured.detach(), eager.detach())

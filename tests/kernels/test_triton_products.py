@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
-from muonrl_kernels.triton_layout import Layout, panel_layout, places, signed_stride, viewable
-from muonrl_kernels.tuning import Tile, tuning_for
+from muonrl_kernels import triton_layout
+from muonrl_kernels.triton_layout import (
+    Layout,
+    device_table,
+    panel_layout,
+    places,
+    signed_stride,
+    viewable,
+)
+from muonrl_kernels.tuning import TUNINGS, Tile, tuning_for
 from tests.numerics import assert_as_good_as
 
 SIZES = ((40, 70), (33, 33), (40, 200))
@@ -49,6 +58,18 @@ def squares(panels: Tensor, layout: Layout) -> list[Tensor]:
     return from_panels(panels, [layout.side // layout.width] * layout.matrices, layout)
 
 
+def check_gram_of_many_blocks(device: torch.device) -> None:
+    from muonrl_kernels.triton_ops import Panels
+
+    sizes = ((150, 170), (130, 140))
+    layout = panel_layout(sizes, 160, TILE.block, torch.float16, device)
+    xs = [torch.randn(size, device=device).half() for size in sizes]
+    results = squares(ops(layout).gram(Panels(to_panels(xs, layout), layout.first)).w, layout)
+    for x, r, (m, n) in zip(xs, results, sizes, strict=True):
+        truth = x.double() @ x.double().mT / (m * n)
+        assert_as_good_as(r[:m, :m], (x.float() @ x.float().mT / (m * n)).half(), truth)
+
+
 def random_symmetric(layout: Layout) -> tuple[Any, list[Tensor]]:
     """Commuting symmetric matrices, as panels and as fp16 [side, side]: polynomials of one another."""
     from muonrl_kernels.triton_ops import Symmetric
@@ -74,6 +95,21 @@ def test_gram_is_x_xt_of_every_matrix(layout: Layout) -> None:
         assert_as_good_as(r[:m, :m], (x.float() @ x.float().mT / (m * n)).half(), truth)
         assert not r[m:].any() and not r[:, m:].any()
         assert torch.equal(r[: TILE.block, TILE.block :], r[TILE.block :, : TILE.block].mT)
+
+
+def test_every_tile_of_a_large_triangle_is_found(triton_device: torch.device) -> None:
+    check_gram_of_many_blocks(triton_device)
+
+
+@pytest.mark.parametrize("error", [-0.5, 2.0])
+def test_a_rounded_root_names_the_right_tile(
+    triton_device: torch.device, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's square root may be off in the last place; here it is off by a whole row of tiles."""
+    if triton_device.type != "cpu":
+        pytest.skip("only the interpreter lets a test replace the root")
+    monkeypatch.setattr(tl, "sqrt", lambda x: tl.math.sqrt(x) + error)
+    check_gram_of_many_blocks(triton_device)
 
 
 def test_products_of_symmetric_matrices(layout: Layout) -> None:
@@ -171,3 +207,45 @@ def test_strides_name_the_side_that_runs_along_memory() -> None:
     assert not viewable(torch.zeros(1, 5).expand(3, 5))
     assert not viewable(torch.zeros(1, 1).expand(3, 1))
     assert viewable(torch.zeros(3, 8)[:, :5]) and viewable(torch.zeros(8, 3).mT[:, :5])
+
+
+def test_wide_accesses_need_aligned_addresses_strides_and_sides() -> None:
+    store = torch.zeros(64 * 64)
+    assert places([store.view(64, 64)[:16, :24]]).aligned
+    assert not places([store.view(64, 64)[:16, :20]]).aligned
+    assert not places([store.view(64, 64)[:20, :24]]).aligned
+    assert not places([store[: 16 * 20].view(16, 20)[:, :16]]).aligned
+    assert not places([store[1 : 1 + 16 * 24].view(16, 24)]).aligned
+    assert not places([store.view(64, 64), store[2:130].view(8, 16)]).aligned
+
+
+def test_tables_are_kept_but_in_a_graph_written_by_kernels(
+    triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = (2**47 + 16, 2**62 + 1, -3, 0)
+    kept = device_table(addresses, torch.int64, triton_device)
+    assert kept.tolist() == list(addresses)
+    assert device_table(addresses, torch.int64, triton_device) is kept
+    assert device_table((1, 2), torch.int64, triton_device).dtype == torch.int64
+    assert device_table((1.0, 2.0), torch.float32, triton_device).dtype == torch.float32
+    before = triton_layout._uploaded.cache_info()
+    layout = panel_layout(SIZES, SIDE, TILE.block, torch.float16, triton_device)
+    monkeypatch.setattr(triton_layout, "_capturing", lambda device: True)
+    monkeypatch.setattr(triton_layout, "_captured", [])
+    recorded = device_table(addresses, torch.int64, triton_device)
+    assert recorded is not kept and recorded.tolist() == list(addresses)
+    rates = device_table((0.02, 1.0 - 0.02 * 0.1), torch.float32, triton_device)
+    assert torch.equal(rates.cpu(), torch.tensor([0.02, 1.0 - 0.02 * 0.1]))
+    assert triton_layout._uploaded.cache_info() == before
+    assert panel_layout(SIZES, SIDE, TILE.block, torch.float16, triton_device) is layout
+    assert triton_layout._captured == [layout]
+
+
+def test_long_matrices_are_not_left_to_one_program(triton_device: torch.device) -> None:
+    from muonrl_kernels import muon_triton
+
+    for tuning in (tuning_for(triton_device), TUNINGS["sm_90"]):
+        short, longest = tuning.small_side, tuning.small_panels * tuning.small_columns
+        for n, small in ((longest, True), (longest + 1, False)):
+            tile = muon_triton._shared("auto", short, n, torch.float16, tuning)[3]
+            assert (tile is None) is small
