@@ -24,13 +24,16 @@ __all__ = [
     "explain",
     "fast_compute_dtype",
     "resolve",
+    "takes_loss_kernels",
     "takes_triton",
 ]
 
 Backend = Literal["auto", "triton", "torch"]
 BACKENDS: Final[tuple[str, ...]] = ("auto", "triton", "torch")
 
-KERNELS: Final[frozenset[str]] = frozenset({"orthogonalize", "muon"})
+KERNELS: Final[frozenset[str]] = frozenset(
+    {"orthogonalize", "muon", "policy_loss", "linear_logprob", "linear_policy_loss"}
+)
 """Names of the operations that have a Triton kernel in this version."""
 
 _MATRIX_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -131,6 +134,30 @@ def takes_triton(
     if lacking and requested == "triton":
         raise RuntimeError(f"backend='triton' is not available for {operation} in {lacking[0]}")
     return not lacking
+
+
+def takes_loss_kernels(
+    requested: str, operation: str, device: torch.device, dtype: torch.dtype, loss_type: str | None = None
+) -> bool:
+    """Whether a loss of inputs in `dtype` runs on Triton kernels.
+
+    There are none for fp64, and none for gspo where the loss is elementwise: its tokens wait for their sequence twice.
+
+    Raises:
+        RuntimeError: `requested` is "triton" and there is no kernel.
+    """
+    if resolve(requested, operation, device).name != "triton":
+        return False
+    lacking = str(dtype) if dtype not in _MATRIX_DTYPES else None
+    if operation == "policy_loss" and loss_type == "gspo":
+        lacking = "loss_type gspo"
+    if lacking and requested == "triton":
+        raise RuntimeError(f"backend='triton' is not available for {operation} in {lacking}")
+    if lacking:
+        _announce(
+            operation, f"{device.type} in {lacking}", Choice("torch", "there is no Triton kernel for it")
+        )
+    return lacking is None
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from muonrl_kernels.parallel import VocabShard
 
-__all__ = ["Gradients", "Head", "RowStats", "chunks", "statistics_dtype"]
+__all__ = ["Gradients", "Head", "RowStats", "chunks", "matmul", "statistics_dtype"]
 
 _CPU_CHUNK = (1 << 20, 256, 8192)
 """Bytes of a chunk of logits and bounds on its rows: on a CPU it should stay in the cache between its passes."""
@@ -42,7 +42,7 @@ def chunks(rows: int, columns: int, chunk_rows: int | None, device: torch.device
     return [slice(lo, min(lo + size, rows)) for lo in range(0, rows, max(1, size))]
 
 
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b with an fp32 result for 16-bit operands (never rounded to 16 bits on the way)."""
     if a.dtype in (torch.float32, torch.float64):
         return a @ b
@@ -134,7 +134,7 @@ class Head:
 
     def stats(self, h: Tensor, targets: Tensor) -> RowStats:
         """Statistics of the rows h [C, H] with targets [C] int64."""
-        z = _matmul(h, self.weight.mT)
+        z = matmul(h, self.weight.mT)
         if self.bias is not None:
             z.add_(self.bias)
         if self.logit_scale != 1.0:
@@ -233,7 +233,7 @@ class Gradients:
             self.bias[:size] += dz.sum(0)
         operand = dz.to(h.dtype)
         if self.hidden is not None:
-            d_hidden = _matmul(operand, head.weight)
+            d_hidden = matmul(operand, head.weight)
             if head.shard is not None:
                 head.shard.total_(d_hidden)
             self.hidden[rows] = d_hidden.to(self.hidden.dtype)
@@ -241,4 +241,4 @@ class Gradients:
             if h.dtype == self.weight.dtype:
                 self.weight[:size].addmm_(operand.mT, h)
             else:
-                self.weight[:size] += _matmul(operand.mT, h)
+                self.weight[:size] += matmul(operand.mT, h)

@@ -7,7 +7,6 @@ Rows that are masked out never enter a product; rows whose gradient is exactly 0
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -15,13 +14,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from muonrl_kernels.backend import resolve
-from muonrl_kernels.linear_head import Gradients, Head, RowStats, statistics_dtype
+from muonrl_kernels.backend import takes_loss_kernels
+from muonrl_kernels.linear_compute import (
+    TokenInputs,
+    check_targets,
+    compute_loss,
+    logprob_backward,
+    logprob_forward,
+)
+from muonrl_kernels.linear_head import Gradients, Head
 from muonrl_kernels.metrics import LossMetrics
-from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
+from muonrl_kernels.options import LossKeywords, choose_options
 from muonrl_kernels.parallel import DataParallel, Reduction, VocabShard, require_torch
-from muonrl_kernels.policy_loss import Terms, evaluate, finish
-from muonrl_kernels.tokens import Tokens, prepare
 
 __all__ = ["linear_logprob", "linear_policy_loss"]
 
@@ -39,14 +43,6 @@ def _check_rows(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: fl
         )
 
 
-def _check_targets(targets: Tensor, head: Head) -> None:
-    """Out-of-range targets are named on the CPU; on a GPU the look would cost a synchronisation."""
-    if targets.device.type == "cpu" and targets.numel():
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= head.columns:
-            raise ValueError(f"targets of valid rows must lie in 0..{head.columns - 1}, found {low}..{high}")
-
-
 class _LinearLogprob(torch.autograd.Function):
     """logp, entropy and logsumexp of each row; the backward pass computes each chunk's logits again."""
 
@@ -59,34 +55,21 @@ class _LinearLogprob(torch.autograd.Function):
         head: Head,
         targets: Tensor,
         rows: int | None,
+        triton: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kind = statistics_dtype(hidden)
-        outputs = torch.zeros(3, hidden.shape[0], dtype=kind, device=hidden.device)
-        for part in head.chunks(hidden.shape[0], rows):
-            s = head.take(part).stats(hidden[part], targets[part])
-            for row, values in zip(outputs, (s.logp, s.entropy, s.lse), strict=True):
-                row[part] = values
         ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.head, ctx.rows = head, rows
-        logp, entropy, lse = outputs.unbind()
-        return logp.clone(), entropy.clone(), lse.clone()
+        ctx.head, ctx.rows, ctx.triton = head, rows, triton
+        return logprob_forward(hidden, head, targets, rows, triton)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_logp: Tensor, d_entropy: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets = ctx.saved_tensors
         grads = Gradients.zeros(hidden, weight, bias, ctx.needs_input_grad[:3])
-        used = ((d_logp != 0) | (d_entropy != 0) | (d_lse != 0)).nonzero().squeeze(1)
-        with_entropy = bool((d_entropy != 0).any())
-        for part in ctx.head.chunks(used.numel(), ctx.rows):
-            index = used[part]
-            head, h, y = ctx.head.take(index), hidden[index], targets[index]
-            slope = d_entropy[index] if with_entropy else None
-            dz = head.logit_grad(head.stats(h, y), y, d_logp[index], slope, d_lse[index])
-            grads.add(head, dz, h, index)
+        logprob_backward(hidden, ctx.head, targets, (d_logp, d_entropy, d_lse), grads, ctx.rows, ctx.triton)
         d_weight = None if grads.weight is None else grads.weight.to(weight.dtype)
         d_bias = None if grads.bias is None else grads.bias.to(bias.dtype)
-        return grads.hidden, d_weight, d_bias, None, None, None
+        return grads.hidden, d_weight, d_bias, None, None, None, None
 
 
 def linear_logprob(
@@ -130,116 +113,17 @@ def linear_logprob(
         RuntimeError: backend="triton" where no kernel is available.
     """
     _check_rows(hidden, weight, targets, temperature)
-    resolve(require_torch(backend, tp_group), "linear_logprob", hidden.device)
+    triton = takes_loss_kernels(
+        require_torch(backend, tp_group), "linear_logprob", hidden.device, hidden.dtype
+    )
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
-    _check_targets(targets, head)
+    check_targets(targets, head)
     with torch.autocast(hidden.device.type, enabled=False):
         result: tuple[Tensor, Tensor, Tensor] = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, head, targets, chunk_rows
+            hidden, weight, bias, head, targets, chunk_rows, triton
         )
     return result
-
-
-@dataclass
-class _Pass:
-    """One call's state: compacted rows [M] of the batch, their tokens, and what accumulates over chunks.
-
-    `index` are the places of the rows in hidden [N, H]; `head`, `targets` and `tokens` are already restricted to them.
-    """
-
-    hidden: Tensor
-    index: Tensor
-    head: Head
-    targets: Tensor
-    tokens: Tokens
-    options: LossOptions
-    grads: Gradients | None
-    chunk_rows: int | None
-
-    def parts(self) -> list[slice]:
-        return self.head.chunks(self.index.numel(), self.chunk_rows)
-
-    def stats(self, part: slice) -> tuple[Head, Tensor, RowStats]:
-        """Head, hidden rows and statistics of one chunk."""
-        head, h = self.head.take(part), self.hidden[self.index[part]]
-        return head, h, head.stats(h, self.targets[part])
-
-    def backward(
-        self, part: slice, head: Head, h: Tensor, s: RowStats, d_logp: Tensor, d_entropy: Tensor | None
-    ) -> None:
-        """Add the gradients of one chunk; rows whose gradient is exactly 0 do not enter the products."""
-        if self.grads is None:
-            return
-        index, targets = self.index[part], self.targets[part]
-        moving = d_logp != 0 if d_entropy is None else (d_logp != 0) | (d_entropy != 0)
-        kept = moving.nonzero().squeeze(1)
-        if kept.numel() == 0:
-            return
-        if kept.numel() < index.numel():
-            head, h, index, targets, d_logp = (
-                head.take(kept),
-                h[kept],
-                index[kept],
-                targets[kept],
-                d_logp[kept],
-            )
-            d_entropy = None if d_entropy is None else d_entropy[kept]
-            s = s.take(kept, with_log_p=d_entropy is not None or head.softcap is not None)
-        self.grads.add(head, head.logit_grad(s, targets, d_logp, d_entropy), h, index)
-
-
-def _add_terms(total: Terms | None, part: Terms) -> Terms:
-    if total is None:
-        return part
-    extrema = torch.maximum(total.extrema, part.extrema)
-    return Terms(total.loss + part.loss, part.d_logp, part.d_entropy, total.sums + part.sums, extrema)
-
-
-def _run_by_token(state: _Pass) -> Terms | None:
-    """Loss, metrics and gradients in one pass over the chunks; None without rows."""
-    total: Terms | None = None
-    for part in state.parts():
-        head, h, s = state.stats(part)
-        terms = evaluate(state.tokens.take(part), s.logp, s.entropy, state.options)
-        state.backward(part, head, h, s, terms.d_logp, terms.d_entropy)
-        total = _add_terms(total, terms)
-    return total
-
-
-def _run_by_sequence(state: _Pass) -> Terms | None:
-    """The same for gspo, whose ratio needs every log-probability of a sequence first: the logits are computed twice."""
-    if not state.parts():
-        return None
-    logp, entropy = torch.zeros_like(state.tokens.old), torch.zeros_like(state.tokens.old)
-    for part in state.parts():
-        _, _, s = state.stats(part)
-        logp[part], entropy[part] = s.logp, s.entropy
-    terms = evaluate(state.tokens, logp, entropy, state.options)
-    if state.grads is not None:
-        for part in state.parts():
-            head, h, s = state.stats(part)
-            slope = None if terms.d_entropy is None else terms.d_entropy[part]
-            state.backward(part, head, h, s, terms.d_logp[part], slope)
-    return terms
-
-
-def _run(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    tokens: Tokens,
-    options: LossOptions,
-    grads: Gradients | None,
-    chunk_rows: int | None,
-) -> Terms:
-    """Compact the valid rows and run over them; `grads` is filled on the way."""
-    index = tokens.valid.nonzero().squeeze(1)
-    kept, head, tokens = targets[index], head.take(index), tokens.take(index)
-    _check_targets(kept, head)
-    state = _Pass(hidden, index, head, kept, tokens, options, grads, chunk_rows)
-    terms = (_run_by_sequence if options.loss_type == "gspo" else _run_by_token)(state)
-    return evaluate(tokens, tokens.old, tokens.old, options) if terms is None else terms
 
 
 class _Attach(torch.autograd.Function):
@@ -247,21 +131,28 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, loss: Tensor, grads: Gradients | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        loss: Tensor,
+        grads: Gradients | None,
+        scale: Tensor | None,
     ) -> Tensor:
         if grads is not None:
-            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias, scale)
         ctx.kinds = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *grads, scale = ctx.saved_tensors
+        factor = grad if scale is None else grad * scale
         scaled = (
-            None if g is None else (g * grad).to(kind)
-            for g, kind in zip(ctx.saved_tensors, ctx.kinds, strict=True)
+            None if g is None else (g * factor).to(kind) for g, kind in zip(grads, ctx.kinds, strict=True)
         )
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 def linear_policy_loss(
@@ -281,6 +172,7 @@ def linear_policy_loss(
     vocab_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     chunk_rows: int | None = None,
+    valid_rows: int | None = None,
     backend: str = "auto",
     preset: str | None = None,
     tp_group: ProcessGroup | None = None,
@@ -295,6 +187,8 @@ def linear_policy_loss(
         hidden, weight, bias, temperature, softcap, logit_scale, vocab_size, chunk_rows: as in :func:`linear_logprob`.
         targets: [N] int64; masked slots may hold anything.
         old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens: as in :func:`policy_loss`, packed [N].
+        valid_rows: upper bound on the number of valid rows, where the host knows one: on a GPU, which is not asked for the
+            number, the products run over so many rows instead of all N. Too small a bound makes the loss NaN there.
         backend: "auto", "triton" or "torch".
         tp_group, vocab_start: as in :func:`linear_logprob`. preset, dp_group, dp_reduction: as in :func:`policy_loss`.
         **options: the fields of :class:`LossOptions`; entropy_coef needs nothing else here.
@@ -312,7 +206,9 @@ def linear_policy_loss(
     _check_rows(hidden, weight, targets, temperature)
     if old_logp.shape != targets.shape:
         raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
-    resolve(require_torch(backend, tp_group), "linear_policy_loss", hidden.device)
+    triton = takes_loss_kernels(
+        require_torch(backend, tp_group), "linear_policy_loss", hidden.device, hidden.dtype
+    )
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
     differentiable = [
@@ -320,14 +216,17 @@ def linear_policy_loss(
     ]
     wanted = (differentiable[0], differentiable[1], differentiable[2])
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        kind = statistics_dtype(hidden)
         if parallel is not None:
             chosen = parallel.share(chosen, old_logp, mask, rollout_logp, cu_seqlens)
-        tokens = prepare(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, chosen, kind)
+        given = TokenInputs(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
         grads = Gradients.zeros(hidden, weight, bias, wanted) if any(wanted) else None
-        terms = _run(hidden.detach(), head, targets, tokens, chosen, grads, chunk_rows)
-        metrics = finish(terms, tokens.dropped, has_entropy=True)
+        terms, scale = compute_loss(
+            hidden.detach(), head, targets, given, chosen, grads, chunk_rows, valid_rows, triton
+        )
+        metrics = LossMetrics(terms.sums, terms.extrema)
         if parallel is not None:
             parallel.unscale_(metrics)
-    loss: Tensor = _Attach.apply(hidden, weight, bias, terms.loss, grads)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, terms.loss, grads, scale
+    )
     return loss, metrics

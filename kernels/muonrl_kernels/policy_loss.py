@@ -19,13 +19,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
-from muonrl_kernels.backend import resolve
+from muonrl_kernels.backend import takes_loss_kernels
 from muonrl_kernels.metrics import EXTREMA, SUMS, LossMetrics
-from muonrl_kernels.options import LossKeywords, LossOptions
-from muonrl_kernels.tokens import Tokens, inverse, prepare, sequence_sum
+from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
+from muonrl_kernels.parallel import DataParallel, Reduction
+from muonrl_kernels.tokens import Tokens, check_tokens, inverse, prepare, sequence_sum
 
-__all__ = ["Terms", "evaluate", "finish", "policy_loss"]
+__all__ = ["Terms", "compute", "evaluate", "policy_loss"]
 
 
 @dataclass(frozen=True)
@@ -156,28 +158,58 @@ def _collect(
     return sums, extrema
 
 
-def finish(terms: Terms, dropped: Tensor, has_entropy: bool) -> LossMetrics:
-    """Metrics of a whole call: the sums of its parts and the number of dropped tokens."""
-    terms.sums[SUMS.index("dropped")] = dropped
-    return LossMetrics(terms.sums, terms.extrema, has_entropy)
+def compute(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    rollout_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    entropy: Tensor | None,
+    cu_seqlens: Tensor | None,
+    options: LossOptions,
+    triton: bool,
+) -> tuple[Terms, Tensor | None]:
+    """Terms of a whole call, gradients flat [N], `dropped` included, and the factor that the gradients still lack, if any.
+
+    What a token's sequence decides comes from :func:`prepare` on either backend; the kernels do the rest.
+    """
+    dtype = torch.float64 if logp.dtype == torch.float64 else torch.float32
+    weighted = rollout_logp is not None and options.is_mode != "none" and options.is_level == "sequence"
+    if triton and options.agg != "sequence_mean" and not weighted:
+        from muonrl_kernels.loss_triton import evaluate_raw
+
+        check_tokens(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, options)
+        return evaluate_raw(logp, old_logp, advantages, mask, rollout_logp, ref_logp, entropy, options)
+    tokens = prepare(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, options, dtype)
+    scale = None
+    if triton:
+        from muonrl_kernels.loss_triton import evaluate_prepared
+
+        terms, scale = evaluate_prepared(tokens, logp, entropy, options)
+    else:
+        terms = evaluate(tokens, logp.reshape(-1), None if entropy is None else entropy.reshape(-1), options)
+    terms.sums[SUMS.index("dropped")] = tokens.dropped
+    return terms, scale
 
 
 class _PolicyLoss(torch.autograd.Function):
-    """Scalar loss whose gradient was computed with it."""
+    """Scalar loss whose gradient was computed with it, up to the factor `scale`."""
 
     @staticmethod
-    def forward(ctx: Any, logp: Tensor, entropy: Tensor | None, terms: Terms) -> Tensor:
-        ctx.save_for_backward(terms.d_logp, terms.d_entropy)
+    def forward(ctx: Any, logp: Tensor, entropy: Tensor | None, terms: Terms, scale: Tensor | None) -> Tensor:
+        ctx.save_for_backward(terms.d_logp, terms.d_entropy, scale)
         ctx.kinds = logp.dtype, None if entropy is None else entropy.dtype
         return terms.loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        d_logp, d_entropy = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_logp, d_entropy, scale = ctx.saved_tensors
         kind, entropy_kind = ctx.kinds
-        entropy_grad = None if d_entropy is None else (d_entropy * grad).to(entropy_kind)
-        return (d_logp * grad).to(kind), entropy_grad, None
+        factor = grad if scale is None else grad * scale
+        entropy_grad = None if d_entropy is None else (d_entropy * factor).to(entropy_kind)
+        return (d_logp * factor).to(kind), entropy_grad, None, None
 
 
 def policy_loss(
@@ -191,6 +223,9 @@ def policy_loss(
     entropy: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
+    preset: str | None = None,
+    dp_group: ProcessGroup | None = None,
+    dp_reduction: Reduction = "mean",
     **options: Unpack[LossKeywords],
 ) -> tuple[Tensor, LossMetrics]:
     """Policy-gradient loss of tokens, with its metrics.
@@ -206,6 +241,10 @@ def policy_loss(
         entropy: entropies in nats; gets a gradient if entropy_coef is not 0, else it is only a metric.
         cu_seqlens: int [sequences + 1], bounds of the sequences of packed tokens; [B, T] takes rows as sequences.
         backend: "auto", "triton" or "torch".
+        preset: "trl" or "verl" for that system's defaults and names (see :data:`muonrl_kernels.presets`).
+        dp_group: ranks that hold the other tokens of the update: the count that the loss is divided by is theirs too.
+        dp_reduction: how gradients are reduced over them afterwards, "mean" (DDP, FSDP: the loss is multiplied by
+            their number) or "sum".
         **options: the fields of :class:`muonrl_kernels.LossOptions`, by name.
 
     Returns:
@@ -215,18 +254,25 @@ def policy_loss(
         ValueError: shapes that differ, unknown names, or an option without the tensor that it needs.
         RuntimeError: backend="triton" where no kernel is available.
     """
-    chosen = LossOptions(**options)
-    resolve(backend, "policy_loss", logp.device)
+    chosen = choose_options(preset, options)
+    parallel = DataParallel.make(dp_group, dp_reduction)
+    triton = takes_loss_kernels(backend, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
     for name, x in (("old_logp", old_logp), ("entropy", entropy)):
         if x is not None and x.shape != logp.shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, logp has {tuple(logp.shape)}")
     if chosen.entropy_coef != 0.0 and entropy is None:
         raise ValueError("entropy_coef != 0 needs entropy")
-    dtype = torch.float64 if logp.dtype == torch.float64 else torch.float32
     with torch.no_grad():
-        tokens = prepare(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, chosen, dtype)
-        terms = evaluate(tokens, logp.reshape(-1), None if entropy is None else entropy.reshape(-1), chosen)
-        metrics = finish(terms, tokens.dropped, entropy is not None)
+        if parallel is not None:
+            chosen = parallel.share(chosen, old_logp, mask, rollout_logp, cu_seqlens)
+        terms, scale = compute(
+            logp, old_logp, advantages, mask, rollout_logp, ref_logp, entropy, cu_seqlens, chosen, triton
+        )
+        metrics = LossMetrics(terms.sums, terms.extrema, entropy is not None)
+        if parallel is not None:
+            parallel.unscale_(metrics)
     flat_entropy = None if entropy is None else entropy.reshape(-1)
-    loss: Tensor = _PolicyLoss.apply(logp.reshape(-1), flat_entropy, terms)  # type: ignore[no-untyped-call]
+    loss: Tensor = _PolicyLoss.apply(  # type: ignore[no-untyped-call]
+        logp.reshape(-1), flat_entropy, terms, scale
+    )
     return loss, metrics

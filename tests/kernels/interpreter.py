@@ -20,6 +20,11 @@ KERNEL_MODULES = (
     "triton_ops",
     "muon_triton",
     "autotune",
+    "loss_math",
+    "loss_kernels",
+    "loss_rows",
+    "loss_triton",
+    "linear_triton",
 )
 
 
