@@ -8,7 +8,6 @@ plain iteration makes in the dtype that the implementation iterates in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from benchmarks.entrant import Verdict, one_line
 from benchmarks.implementations import LEARNING_RATE, Implementation
 from muonrl_kernels import reference
 from muonrl_kernels.coefficients import Triple
 
-__all__ = ["FACTOR", "FLOOR", "LARGE", "SCALE_TOLERANCE", "SHAPES", "Verdict", "check", "gradients"]
+__all__ = ["FACTOR", "FLOOR", "LARGE", "SCALE_TOLERANCE", "SHAPES", "check", "gradients"]
 
 SHAPES: Final = ((96, 96), (48, 160), (160, 48), (264, 392), (57, 131))
 LARGE: Final = ((1152, 1152), (1024, 2560), (3072, 768))
@@ -31,16 +31,6 @@ FLOOR: Final = 1e-4
 """No implementation is refused for an error below this: the Gram form in fp32 loses a few more bits than the plain one."""
 SCALE_TOLERANCE: Final = 0.02
 """How far the size of the update may be from learning rate times the declared factor."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Largest error over the matrices as a share of its bound (at most 1 passes), the error itself, and a reason."""
-
-    passed: bool
-    error: float
-    bound: float
-    reason: str
 
 
 @cache
@@ -124,8 +114,7 @@ def check(implementation: Implementation, device: torch.device) -> Verdict:
     try:
         updates = _updates(implementation, str(device))
     except Exception as error:  # noqa: BLE001 - whatever an implementation raises is its verdict
-        text = (str(error).strip().splitlines() or [""])[0]
-        return Verdict(False, float("nan"), float("nan"), f"{type(error).__name__}: {text}")
+        return Verdict(False, float("nan"), float("nan"), one_line(error))
     judged = [_judge(u, i, implementation, str(device)) for i, u in enumerate(updates)]
     complaints = [reason for *_, reason in judged if reason]
     worst, bound, _ = max(judged, key=lambda j: j[0] / j[1])

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
+from benchmarks.entrant import OURS, unpatched
 from muonrl_kernels import Muon
 from muonrl_kernels.backend import fast_compute_dtype
 from muonrl_kernels.coefficients import KJ, Triple
@@ -21,11 +22,9 @@ from muonrl_kernels.coefficients import KJ, Triple
 __all__ = [
     "LEARNING_RATE",
     "MOMENTUM",
-    "OURS",
     "OURS_FP32",
     "TORCH",
     "Implementation",
-    "Unavailable",
     "in_fp32",
     "own_implementations",
     "patched",
@@ -33,15 +32,10 @@ __all__ = [
     "rewritten",
 ]
 
-OURS: Final = "muonrl"
 OURS_FP32: Final = "muonrl fp32"
 TORCH: Final = "torch"
 LEARNING_RATE: Final = 1e-3
 MOMENTUM: Final = 0.95
-
-
-def _unpatched() -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def plain_scale(rows: int, columns: int) -> float:
@@ -73,15 +67,7 @@ class Implementation:
     coefficients: Sequence[Triple] = KJ.coefficients
     norm_factor: float = 1.0
     scale: Callable[[int, int], float] | None = plain_scale
-    active: Callable[[], AbstractContextManager[Any]] = _unpatched
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """An implementation that cannot be measured, and why."""
-
-    name: str
-    reason: str
+    active: Callable[[], AbstractContextManager[Any]] = unpatched
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ __all__ = [
     "Ceilings",
     "better",
     "busy_warning",
+    "cache_filler",
     "describe_machine",
     "extra_memory",
     "free_memory",
@@ -45,6 +46,9 @@ _PACKAGES: Final = (
     "pytorch-optimizer",
     "optimuon",
     "muon-optimizer",
+    "transformers",
+    "trl",
+    "liger-kernel",
 )
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 _CPU_PROBE_SIZE: Final = 512
@@ -56,6 +60,7 @@ _BATCH, _SIDE = 32, 64
 _QUIET: Final = 0.3
 """Load a core above which a machine is not quiet."""
 _COPY_BYTES: Final = 256 << 20
+_CACHE_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,18 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) * 1e-3
+
+
+def cache_filler(device: torch.device) -> Callable[[], None]:
+    """A call that overwrites a GPU's L2 cache, and does nothing on a CPU."""
+    if device.type != "cuda":
+        return lambda: None
+    filler = torch.empty(_CACHE_BYTES, dtype=torch.uint8, device=device)
+
+    def fill() -> None:
+        filler.zero_()
+
+    return fill
 
 
 def _best(call: Callable[[], object], device: torch.device, repeats: int = 50, enough: float = 0.3) -> float:

@@ -16,14 +16,8 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
-from benchmarks.implementations import (
-    MOMENTUM,
-    Implementation,
-    Unavailable,
-    in_fp32,
-    patched,
-    rewritten,
-)
+from benchmarks.entrant import Unavailable, collect
+from benchmarks.implementations import MOMENTUM, Implementation, in_fp32, patched, rewritten
 from muonrl_kernels.coefficients import KJ, YOU, Triple
 
 __all__ = ["PEERS", "peer_implementations"]
@@ -227,13 +221,4 @@ PEERS: Final[dict[str, Callable[[bool], Found]]] = {
 
 def peer_implementations(device: torch.device) -> tuple[Found, list[Unavailable]]:
     """Every peer that can be imported, and the error of every one that cannot."""
-    found: Found = []
-    missing: list[Unavailable] = []
-    for name, configure in PEERS.items():
-        try:
-            found += configure(device.type == "cuda")
-        except ModuleNotFoundError as error:
-            missing.append(Unavailable(name, f"not installed ({error})"))
-        except Exception as error:  # noqa: BLE001 - whatever a peer raises is reported beside its name
-            missing.append(Unavailable(name, f"{type(error).__name__}: {error}"))
-    return found, missing
+    return collect(PEERS, device)

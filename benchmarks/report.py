@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cases import describe, flops_of
-from benchmarks.implementations import OURS, OURS_FP32
+from benchmarks.entrant import OURS
+from benchmarks.implementations import OURS_FP32
 from benchmarks.measure import Spread
 from benchmarks.results import CaseResult, Measurement, Report
 
@@ -16,7 +16,7 @@ __all__ = ["plot", "table", "to_text", "write_section"]
 _UNITS: Final = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _HEAD: Final = (
     "implementation",
-    "iterates in",
+    "computes in",
     "median",
     "quartiles",
     "shortest",
@@ -27,6 +27,7 @@ _HEAD: Final = (
     "GB",
     "launches",
     "of GEMM",
+    "floor",
     "of copy",
     "extra memory",
     "whole case",
@@ -83,7 +84,7 @@ def _ratio(value: Spread | None) -> str:
 def _row(report: Report, case: CaseResult, m: Measurement) -> tuple[str, ...]:
     s = m.seconds
     whole = case.extrapolated(m)
-    covered = flops_of(m.shapes) == flops_of(case.shapes)
+    covered = m.work == case.work
     return (
         m.implementation,
         m.compute,
@@ -93,10 +94,11 @@ def _row(report: Report, case: CaseResult, m: Measurement) -> tuple[str, ...]:
         str(s.count),
         _ratio(case.ratio(m)),
         _ratio(case.ratio(m, OURS_FP32)) if m.compute == "float32" else "",
-        f"{m.flops * 1e-9:.4g}",
+        f"{m.flops * 1e-9:.4g}" if m.flops else "",
         f"{m.nbytes * 1e-9:.3g}",
-        f"{m.launches:.0f}",
-        f"{report.gemm_share(m):.0%}",
+        f"{m.launches:.0f}" if m.launches else "",
+        f"{report.gemm_share(m):.0%}" if m.flops else "",
+        f"{report.floor_share(m):.0%}" if m.floor else "",
         f"{report.copy_share(m):.0%}",
         "" if m.memory is None else f"{m.memory / 2**20:.0f} MiB",
         "measured" if covered else "" if whole is None else f"~{_time(whole)} extrapolated",
@@ -104,14 +106,14 @@ def _row(report: Report, case: CaseResult, m: Measurement) -> tuple[str, ...]:
 
 
 def _case_text(report: Report, case: CaseResult) -> Iterator[str]:
-    yield f"\n## {case.case}: {case.title} ({flops_of(case.shapes) * 1e-9:.4g} GFLOP of the standard iteration)\n"
+    yield f"\n## {case.case}: {case.title}\n"
     if case.skipped:
         yield f"Skipped: {case.skipped}."
     for group in sorted({m.group for m in case.measurements}):
         mine = [m for m in case.measurements if m.group == group]
-        share = flops_of(mine[0].shapes) / flops_of(case.shapes)
-        what = "all matrices" if share == 1.0 else f"a subset with {100.0 * share:.3g} % of the operations"
-        yield f"Measured on {what}: {describe(mine[0].shapes)}.\n"
+        share = mine[0].work / case.work
+        what = "the whole case" if share == 1.0 else f"a subset with {100.0 * share:.3g} % of the operations"
+        yield f"Measured on {what}: {mine[0].what}.\n"
         yield _without_empty(_HEAD, [_row(report, case, m) for m in mine]) + "\n"
     for name, reason in case.left_out.items():
         yield f"{name}: not measured here, {reason}"
@@ -132,13 +134,13 @@ def _machine_text(report: Report) -> Iterator[str]:
 
 def to_text(report: Report) -> str:
     """The whole report as Markdown."""
-    lines = ["# Muon step times\n", *_machine_text(report), *(f"Note: {note}." for note in report.notes)]
+    lines = [f"# {report.title}\n", *_machine_text(report), *(f"Note: {note}." for note in report.notes)]
     lines.append("\n## Correctness gate\n")
     rows = [
         (g.name, g.compute, f"{g.error:.2e}", f"{g.bound:.2e}", "passed" if g.passed else g.reason, g.note)
         for g in report.gates
     ]
-    lines.append(table(("implementation", "iterates in", "error", "bound", "verdict", "how"), rows))
+    lines.append(table(("implementation", "computes in", "error", "bound", "verdict", "how"), rows))
     lines += [f"{name}: unavailable, {reason}" for name, reason in report.unavailable.items()]
     for case in report.cases:
         lines += _case_text(report, case)
@@ -180,7 +182,7 @@ def plot(report: Report, path: Path) -> None:
     grid = figure.subplots(max(1, len(cases)), 1, squeeze=False)
     for axes, case in zip(grid[:, 0], cases, strict=False):
         _panel(axes, case)
-    grid[-1, 0].set_xlabel("time of one optimizer step, as a multiple of ours on the same matrices")
+    grid[-1, 0].set_xlabel(f"time of {report.call}, as a multiple of ours in the same rounds")
     machine = report.machine
     figure.suptitle(f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads", fontsize=9)
     figure.savefig(path, dpi=130)

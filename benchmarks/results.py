@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cases import Shapes, flops_of
-from benchmarks.implementations import OURS
+from benchmarks.cases import Shapes
+from benchmarks.entrant import OURS
 from benchmarks.measure import Spread, ratio, spread
 
 __all__ = ["CaseResult", "Gate", "Measurement", "Report", "load", "save"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,18 @@ class Gate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Samples of one implementation on one subset of a case's matrices.
+    """Samples of one implementation on one subset of a case.
 
-    `samples` are seconds of optimizer.step(), one a round. Measurements of one `group` took turns on the same matrices, so
-    they can be compared round by round. `memory` is in bytes; operations, bytes and launches are the cost model's.
+    `shapes` are (size, size, count), of which a subset has less; `what` describes the subset and `work` is its size in the
+    case's own measure. `samples` are seconds of one call, one a round. Measurements of one `group` took turns on the same
+    data, so they can be compared round by round. `memory` is in bytes; operations, bytes and launches are the cost model's
+    (0: not modelled). `floor` are the operations that no implementation can do without, 0 where there is no such bound.
     """
 
     implementation: str
     shapes: Shapes
+    what: str
+    work: float
     samples: tuple[float, ...]
     memory: int | None
     flops: float
@@ -47,6 +51,7 @@ class Measurement:
     launches: float
     compute: str
     group: int
+    floor: float = 0.0
 
     @property
     def seconds(self) -> Spread:
@@ -61,12 +66,13 @@ class CaseResult:
     case: str
     title: str
     shapes: Shapes
+    work: float
     measurements: tuple[Measurement, ...] = ()
     skipped: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
 
     def baseline(self, of: Measurement, name: str = OURS) -> Measurement | None:
-        """Ours, measured in the same rounds and on exactly the same matrices."""
+        """Ours, measured in the same rounds and on exactly the same data."""
         for m in self.measurements:
             if m.implementation == name and m.group == of.group and m.shapes == of.shapes:
                 return m
@@ -78,19 +84,21 @@ class CaseResult:
         return ratio(of.samples, ours.samples) if ours is not None else None
 
     def extrapolated(self, of: Measurement) -> float | None:
-        """Seconds of a step over the whole case if time goes with operations; None unless every shape was measured.
+        """Seconds for the whole case if time goes with its work; None unless every shape was measured.
 
         An extrapolation, not a measurement, unless `of` covers the case (then it is the median).
         """
         if {s[:2] for s in of.shapes} != {s[:2] for s in self.shapes}:
             return None
-        return of.seconds.median * flops_of(self.shapes) / flops_of(of.shapes)
+        return of.seconds.median * self.work / of.work
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything about one run."""
+    """Everything about one run; `title` names the suite and `call` what was timed."""
 
+    title: str
+    call: str
     command: str
     machine: dict[str, Any]
     gemm: dict[str, float]
@@ -104,6 +112,10 @@ class Report:
     def gemm_share(self, of: Measurement) -> float:
         """Operations of the cost model over the shortest time, as a share of the machine's own GEMM rate."""
         return of.flops / min(of.samples) / self.gemm[of.compute]
+
+    def floor_share(self, of: Measurement) -> float:
+        """Operations that nobody can do without over the shortest time, as a share of the machine's own GEMM rate."""
+        return of.floor / min(of.samples) / self.gemm[of.compute]
 
     def copy_share(self, of: Measurement) -> float:
         """Bytes of the cost model over the shortest time, as a share of the machine's own copy rate."""

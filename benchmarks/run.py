@@ -1,245 +1,233 @@
-"""One run: ceilings, gate, then every case with all implementations taking turns."""
+"""One run of a suite: ceilings, gate, then every case with all implementations taking turns."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 
-from benchmarks.cases import Case, Shapes, describe, flops_of, shrink
-from benchmarks.cost import FP32, step_ops, total
-from benchmarks.gate import FACTOR, FLOOR, check
-from benchmarks.implementations import OURS, OURS_FP32, TORCH, Implementation, Unavailable
-from benchmarks.machine import better, busy_warning, describe_machine, free_memory, measure_ceilings
-from benchmarks.measure import Contender, interleave
+from benchmarks.cases import Shapes
+from benchmarks.entrant import Entrant, Unavailable, Verdict, one_line
+from benchmarks.machine import better, busy_warning, describe_machine, measure_ceilings
+from benchmarks.measure import interleave
 from benchmarks.results import CaseResult, Gate, Measurement, Report
-from benchmarks.workload import Workload
 
-__all__ = ["Plan", "passing", "plan_case", "run", "run_case"]
+__all__ = [
+    "MAX_ROUNDS",
+    "MIN_ROUNDS",
+    "MODELLED",
+    "BenchmarkCase",
+    "Outcomes",
+    "Plan",
+    "Suite",
+    "dtype_name",
+    "passing",
+    "run",
+    "run_plans",
+    "take_turns",
+]
 
 Log = Callable[[str], None]
-_PROBE: Final[Shapes] = ((256, 512, 1),)
-_PROBE_CUDA: Final[Shapes] = ((2048, 4096, 2),)
-_MEMORY_SHARE: Final = 0.85
-_STEP_BYTES: Final = 16
-"""Room for what a step allocates, in bytes a parameter."""
-_WARM_UPS: Final = {"cpu": 1, "cuda": 3}
-"""Compiled and captured peers need several steps until they are what they will be."""
-_LARGE_FLOPS: Final = 1e11
-_LARGE_WEIGHT: Final = 4.0
-"""A model gets this many times the time of a single matrix."""
-_PROBES: Final = (3, 12)
-_PROBE_SECONDS: Final = 1.0
-"""At least three samples, at most twelve, no new one after a second: other work on the machine delays some of them."""
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 15
-_SLOW: Final = 20.0
-"""An implementation this many times slower than the fastest is measured on a subset of its own, together with ours."""
+MODELLED: Final = (
+    "GFLOP and GB are the cost model's; the shares are GFLOP and GB over the shortest time "
+    "over the machine's own rates"
+)
+
+
+class BenchmarkCase(Protocol):
+    """What a run needs to know of a case."""
+
+    @property
+    def name(self) -> str:
+        """As given on the command line."""
+
+
+class Timed(Protocol):
+    """One implementation, ready to be timed."""
+
+    def seconds(self) -> float:
+        """Duration of one call."""
+
+    def memory(self) -> int | None:
+        """Peak bytes that one call needs beyond what was there before it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which implementations take turns on which matrices; `share` is the part of the case's time that they get."""
+    """Which implementations take turns on what; `share` is the part of the case's time that they get.
+
+    `round_seconds` is about what a round takes, where that is known beforehand.
+    """
 
     group: int
     names: tuple[str, ...]
     shapes: Shapes
     share: float
+    at_least: int = MIN_ROUNDS
+    round_seconds: float | None = None
 
 
-def _name(dtype: torch.dtype) -> str:
+T = TypeVar("T", bound=Timed)
+C = TypeVar("C", bound=BenchmarkCase)
+I = TypeVar("I", bound=Entrant)  # noqa: E741 - an implementation
+
+
+@dataclass(frozen=True)
+class Suite(Generic[C, I]):
+    """One kind of benchmark.
+
+    Attributes:
+        title: heading of the report.
+        choose: cases by name for a kind of device; None are all of them.
+        implementations: those that can be measured on a device, and those that cannot.
+        call: what is timed, such as "one optimizer step".
+        check: the correctness gate.
+        rates: rough speeds by a quick look at every implementation, and the errors of those that failed in it.
+        run_case: measures one case with the implementations that passed, given their rates, in so many seconds.
+        work: size of a case; the smaller ones run first.
+        weight: share of the time that a case should get, relative to others.
+        notes: remarks for the report, by device.
+    """
+
+    title: str
+    call: str
+    choose: Callable[[Sequence[str] | None, str], Sequence[C]]
+    implementations: Callable[[torch.device], tuple[Sequence[I], Sequence[Unavailable]]]
+    check: Callable[[I, torch.device], Verdict]
+    rates: Callable[[Sequence[I], torch.device], tuple[dict[str, float], dict[str, str]]]
+    run_case: Callable[[C, Sequence[I], dict[str, float], torch.device, float], CaseResult]
+    work: Callable[[C], float]
+    weight: Callable[[C], float]
+    notes: Callable[[torch.device], Sequence[str]]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def passing(
-    implementations: Sequence[Implementation], device: torch.device, log: Log
-) -> tuple[list[Implementation], list[Gate]]:
-    """The implementations whose update is right, and the verdict on each."""
+    implementations: Sequence[I],
+    device: torch.device,
+    log: Log,
+    check: Callable[[I, torch.device], Verdict],
+) -> tuple[list[I], list[Gate]]:
+    """The implementations whose result is right, and the verdict on each."""
     good, gates = [], []
     for item in implementations:
-        verdict = check(item, device)
+        v = check(item, device)
         gates.append(
-            Gate(
-                item.name,
-                item.note,
-                _name(item.compute),
-                verdict.passed,
-                verdict.error,
-                verdict.bound,
-                verdict.reason,
-            )
+            Gate(item.name, item.note, dtype_name(item.compute), v.passed, v.error, v.bound, v.reason)
         )
-        if verdict.passed:
+        if v.passed:
             good.append(item)
-        outcome = "passed" if verdict.passed else f"FAILED: {verdict.reason}"
-        log(f"gate {item.name}: error {verdict.error:.2e}, bound {verdict.bound:.2e}: {outcome}")
+        outcome = "passed" if v.passed else f"FAILED: {v.reason}"
+        log(f"gate {item.name}: error {v.error:.2e}, bound {v.bound:.2e}: {outcome}")
     return good, gates
 
 
-def probe_rates(
-    implementations: Sequence[Implementation], device: torch.device
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Standard operations a second of each implementation on one small matrix: the best of a few steps after the first."""
-    shapes = _PROBE_CUDA if device.type == "cuda" else _PROBE
-    workload = Workload(shapes, device)
-    rates: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for item in implementations:
-        try:
-            contender = Contender(item, workload, shapes)
-            contender.seconds()
-            samples = [contender.seconds()]
-            while len(samples) < _PROBES[0 if sum(samples) > _PROBE_SECONDS else 1]:
-                samples.append(contender.seconds())
-            rates[item.name] = flops_of(shapes) / min(samples)
-        except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
-            failed[item.name] = _one_line(error)
-    return rates, failed
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def _afford(case: Case, names: Sequence[str], rates: dict[str, float], budget: float, room: float) -> Shapes:
-    """The matrices on which `names` can take their turns in `budget` seconds: all rounds, a warm-up, one step for memory."""
-    per_flop = sum(1.0 / rates[name] for name in names)
-    affordable = budget / (MIN_ROUNDS + 2) / per_flop
-    # Weights, two sets of gradients, a momentum for each, and what a step needs beyond them.
-    parameters = _MEMORY_SHARE * room / (FP32 * (3 + len(names)) + _STEP_BYTES)
-    return shrink(case.shapes, affordable, parameters)
-
-
-def plan_case(case: Case, rates: dict[str, float], budget: float, room: float = float("inf")) -> list[Plan]:
-    """Groups of implementations and the matrices that they can afford within `budget` seconds and `room` bytes.
-
-    The slow ones get a subset of their own, on which ours is measured again: ratios are formed on equal matrices only.
-    That is not needed where everybody can afford everything. Where the slow ones cannot afford a single matrix together,
-    torch.optim.Muon as shipped is kept alone. Empty if nothing fits.
-    """
-    fastest = max(rates.values(), default=0.0)
-    everybody = tuple(rates)
-    if rates and _afford(case, everybody, rates, budget, room) == case.shapes:
-        return [Plan(0, everybody, case.shapes, 1.0)]
-    fast = [n for n, rate in rates.items() if n in (OURS, OURS_FP32) or rate * _SLOW >= fastest]
-    slow = [name for name in rates if name not in fast]
-    shares = (0.6, 0.4) if slow else (1.0, 0.0)
-    plans = []
-    if fast:
-        plans.append(Plan(0, tuple(fast), _afford(case, fast, rates, budget * shares[0], room), shares[0]))
-    for kept in (slow, [name for name in slow if name == TORCH]):
-        names = [*(name for name in fast if name in (OURS, OURS_FP32)), *kept]
-        shapes = _afford(case, names, rates, budget * shares[1], room) if kept else ()
-        if shapes:
-            plans.append(Plan(1, tuple(names), shapes, shares[1]))
-            break
-    return [plan for plan in plans if plan.shapes]
-
-
-def _measure(
-    contenders: dict[str, Contender], plan: Plan, budget: float
+def take_turns(
+    contenders: dict[str, T],
+    summary: Callable[[T, list[float]], Measurement],
+    budget: float,
+    plan: Plan,
+    *,
+    warm_ups: int,
 ) -> Iterator[tuple[str, Measurement | str]]:
-    """Warm up, take turns, then ask for the memory; a contender that raises is yielded with its error."""
+    """Warm up, take turns for about `budget` seconds, then sum up; a contender that raises is yielded with its error.
+
+    No round begins where less than the plan's `round_seconds` are left; without those two rounds as long as the warm-up
+    are reserved, one of them for the measurement of memory.
+    """
     broken: dict[str, str] = {}
     began = time.monotonic()
 
     def attempt(name: str) -> float:
         try:
-            return contenders[name].seconds()
+            return float(contenders[name].seconds())
         except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
-            broken[name] = _one_line(error)
+            broken[name] = one_line(error)
             return float("nan")
 
-    for name, contender in list(contenders.items()):
-        for _ in range(_WARM_UPS[contender.workload.device.type]):
+    for name in list(contenders):
+        for _ in range(warm_ups):
             attempt(name)
         if name in broken:
             del contenders[name]
-    warm = time.monotonic() - began
-    # The warm-up took about as long as a round; one more is kept for the measurement of memory.
-    deadline = began + budget - 2.0 * warm
+    kept = 2.0 * (time.monotonic() - began) if plan.round_seconds is None else plan.round_seconds
     samples = interleave(
         {name: partial(attempt, name) for name in contenders},
         MAX_ROUNDS,
-        deadline=deadline,
-        at_least=MIN_ROUNDS,
+        deadline=began + budget - kept,
+        at_least=plan.at_least,
     )
     yield from broken.items()
     for name, contender in contenders.items():
         if name in broken:
             continue
         try:
-            yield name, _summary(contender, samples[name], plan)
+            yield name, summary(contender, samples[name])
         except RuntimeError as error:
-            yield name, _one_line(error)
+            yield name, one_line(error)
 
 
-def _measure_plan(
-    plan: Plan, implementations: Sequence[Implementation], device: torch.device, budget: float
-) -> list[tuple[str, Measurement | str]]:
-    """A measurement or an error of each implementation; weights and optimizer states are gone when this returns."""
-    workload = Workload(plan.shapes, device)
-    contenders: dict[str, Contender] = {}
-    failed: list[tuple[str, Measurement | str]] = []
-    for item in implementations:
-        try:
-            contenders[item.name] = Contender(item, workload, plan.shapes)
-        except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
-            failed.append((item.name, _one_line(error)))
-    return [*failed, *_measure(contenders, plan, budget)]
+@dataclass(frozen=True)
+class Outcomes:
+    """What came of the plans of one case: a measurement or an error by (group, implementation)."""
+
+    found: Mapping[tuple[int, str], Measurement | str]
+
+    def result(
+        self, name: str, title: str, shapes: Shapes, work: float, left_out: Mapping[str, str]
+    ) -> CaseResult:
+        """As the result of a case; `left_out` are the implementations that no plan has room for."""
+        measured = tuple(o for o in self.found.values() if isinstance(o, Measurement))
+        failed = {key[1]: o for key, o in self.found.items() if isinstance(o, str)}
+        return CaseResult(name, title, shapes, work, measured, left_out={**failed, **left_out})
 
 
-def _summary(contender: Contender, samples: list[float], plan: Plan) -> Measurement:
-    """What was measured, beside what the cost model says of it."""
-    item = contender.implementation
-    work = total(step_ops(item.algorithm, plan.shapes, torch.finfo(item.compute).bits // 8))
-    return Measurement(
-        item.name,
-        plan.shapes,
-        tuple(samples),
-        contender.memory(),
-        work.flops,
-        work.nbytes,
-        work.launches,
-        _name(item.compute),
-        plan.group,
-    )
-
-
-def run_case(
-    case: Case,
-    implementations: Sequence[Implementation],
-    rates: dict[str, float],
-    device: torch.device,
+def run_plans(
+    plans: Sequence[Plan],
+    implementations: Sequence[I],
+    prepare: Callable[[Plan], Callable[[I], T]],
+    summary: Callable[[Plan, T, list[float]], Measurement],
     budget: float,
-) -> CaseResult:
-    """Measure one case within about `budget` seconds."""
-    plans = plan_case(case, rates, budget, free_memory(device))
-    if not plans:
-        least = shrink(case.shapes, min(flops_of((shape,)) / shape[2] for shape in case.shapes))
-        reason = f"one step on {describe(least)} alone would exceed the {budget:.0f} s (or the memory) left for this case"
-        return CaseResult(case.name, case.title, case.shapes, skipped=reason)
-    outcomes: dict[tuple[int, str], Measurement | str] = {}
+    *,
+    warm_ups: int,
+) -> Outcomes:
+    """Carry out the plans of one case within about `budget` seconds.
+
+    `prepare` makes the data of a plan and returns what makes a contender on it; the data is gone when its plan is done.
+    """
+    found: dict[tuple[int, str], Measurement | str] = {}
     by_name = {item.name: item for item in implementations}
     for plan in plans:
-        chosen = [by_name[name] for name in plan.names]
-        for name, outcome in _measure_plan(plan, chosen, device, budget * plan.share):
-            outcomes[plan.group, name] = outcome
-    measurements = [o for o in outcomes.values() if isinstance(o, Measurement)]
-    failed = {name: o for (_, name), o in outcomes.items() if isinstance(o, str)}
-    planned = {name for plan in plans for name in plan.names}
-    failed |= {name: "not even one matrix fits its time" for name in rates if name not in planned}
-    return CaseResult(case.name, case.title, case.shapes, tuple(measurements), left_out=failed)
+        make = prepare(plan)
+        contenders: dict[str, T] = {}
+        for name in plan.names:
+            try:
+                contenders[name] = make(by_name[name])
+            except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
+                found[plan.group, name] = one_line(error)
+        outcomes = take_turns(
+            contenders, partial(summary, plan), budget * plan.share, plan, warm_ups=warm_ups
+        )
+        found |= {(plan.group, name): outcome for name, outcome in outcomes}
+        del make, contenders
+    return Outcomes(found)
 
 
 def run(
-    cases: Sequence[Case],
-    implementations: Sequence[Implementation],
+    suite: Suite[C, I],
+    cases: Sequence[C],
+    implementations: Sequence[I],
     unavailable: Sequence[Unavailable],
     device: torch.device,
     budget: float,
@@ -253,30 +241,24 @@ def run(
         log(warning)
     log("measuring the machine's own GEMM and copy rates")
     ceilings = measure_ceilings(device)
-    good, gates = passing(implementations, device, log)
-    rates, failed = probe_rates(good, device)
-    missing: dict[str, Any] = {item.name: item.reason for item in unavailable} | failed
+    good, gates = passing(implementations, device, log, suite.check)
+    rates, failed = suite.rates(good, device)
+    missing: dict[str, str] = {item.name: item.reason for item in unavailable} | failed
+    usable = [item for item in good if item.name not in failed]
     results = []
     # The small cases first: they leave time to the large ones.
-    waiting = sorted(cases, key=lambda case: flops_of(case.shapes))
+    waiting = sorted(cases, key=suite.work)
     while waiting:
-        weights = [_LARGE_WEIGHT if flops_of(c.shapes) > _LARGE_FLOPS else 1.0 for c in waiting]
+        weights = [suite.weight(c) for c in waiting]
         share = max(1.0, (end - time.monotonic()) * weights[0] / sum(weights))
         case = waiting.pop(0)
         log(f"case {case.name}: {share:.0f} s")
-        usable = [item for item in good if item.name in rates]
-        results.append(run_case(case, usable, rates, device, share))
+        results.append(suite.run_case(case, usable, rates, device, share))
     log("measuring the machine's rates once more")
     ceilings = better(ceilings, measure_ceilings(device))
-    notes = (
-        *([warning] if warning else []),
-        f"gate: error against float64 at most {FACTOR:g} times that of the plain iteration in the same dtype (or {FLOOR:g})",
-        "GFLOP and GB are the cost model's; the shares are GFLOP and GB over the shortest time over the machine's own rates",
-        "on a GPU the L2 cache is overwritten before each step"
-        if device.type == "cuda"
-        else "torch.compile, which some peers use, is switched off on a CPU",
-    )
     return Report(
+        suite.title,
+        suite.call,
         command,
         describe_machine(device),
         ceilings.gemm,
@@ -284,5 +266,5 @@ def run(
         tuple(gates),
         missing,
         tuple(results),
-        notes,
+        (*([warning] if warning else []), *suite.notes(device)),
     )

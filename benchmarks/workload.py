@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch.nn import Parameter
 
 from benchmarks.cases import Shapes, matrices
+from benchmarks.machine import cache_filler
 
 __all__ = ["Workload"]
-
-_FLUSH_BYTES: Final = 512 << 20
 
 
 class Workload:
@@ -32,7 +29,7 @@ class Workload:
             gradient = torch.randn(shape, device=device, generator=self._generator)
             self._grads.setdefault(shape, []).append(gradient)
         on_gpu = device.type == "cuda"
-        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if on_gpu else None
+        self._fill_cache = cache_filler(device)
         # On a GPU drawing anew is cheaper than room for a second set of gradients.
         self._master = None if on_gpu else {k: [g.clone() for g in v] for k, v in self._grads.items()}
 
@@ -44,8 +41,7 @@ class Workload:
                     grad.copy_(self._master[shape][index])
                 else:
                     grad.normal_(generator=self._generator)
-        if self._flush is not None:
-            self._flush.zero_()
+        self._fill_cache()
 
     def parameters(self, subset: Shapes) -> list[tuple[Parameter, torch.Tensor]]:
         """New parameters on the shared weights of a subset, each with its gradient."""

@@ -1,11 +1,22 @@
 """Comparing two source trees."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.compare import Comparison, Worker, compare, kernels_of, to_table
+from benchmarks.cases import CASES
+from benchmarks.compare import (
+    Comparison,
+    Subject,
+    Worker,
+    compare,
+    kernels_of,
+    loss_subject,
+    muon_subject,
+    to_table,
+)
+from benchmarks.loss_cases import LOSS_CASES
 from benchmarks.measure import ratio
 
 FAKE = """
@@ -23,8 +34,11 @@ class Muon(torch.optim.Optimizer):
 """
 
 
+TINY = Subject("tiny", "muon", {"shapes": ((2, 2, 1),)}, "one matrix", 1.0)
+
+
 def comparison(samples, baseline):
-    return Comparison("c", ((2, 2, 1),), ratio(samples, baseline), 0.05)
+    return Comparison("c", "a matrix", 1e9, ratio(samples, baseline), 0.05)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +86,8 @@ def repository(tmp_path_factory):
 
 def test_a_slower_working_tree_is_found(repository):
     options = {"device": "cpu", "threads": 1, "rounds": 6, "processes": 1, "threshold": 0.05}
-    cases = [Case("tiny", "tiny", ((2, 2, 1),))]
-    (found,) = compare("fast", cases, log=lambda _: None, root=repository, **options)
+    subjects = [TINY]
+    (found,) = compare("fast", subjects, log=lambda _: None, root=repository, **options)
     assert found.verdict == "slower" and found.ratio.count == 6
     assert 1.3 < found.ratio.median < 3.0
 
@@ -88,4 +102,27 @@ def test_the_base_is_taken_from_git_and_not_from_the_disk(repository):
 
 def test_a_worker_of_the_wrong_tree_is_refused(tmp_path):
     with Worker(tmp_path, "cpu", 1) as worker, pytest.raises(RuntimeError, match="muonrl_kernels came from"):
-        worker.prepare(((2, 2, 1),))
+        worker.prepare(TINY.suite, TINY.problem)
+
+
+def test_a_case_is_cut_down_on_a_cpu_and_whole_on_a_gpu():
+    for subject in (muon_subject(CASES["qwen3-60m"], "cpu"), loss_subject(LOSS_CASES["h512-30"], "cpu")):
+        assert 0 < subject.flops <= 1.5e11
+    loss = loss_subject(LOSS_CASES["h512-30"], "cuda")
+    assert (loss.problem["rows"], loss.problem["valid"], loss.problem["linear"]) == (4096, 1229, True)
+    # 6 x 1229 valid rows x 512 x 151936
+    assert loss.flops == 6 * 1229 * 512 * 151936
+    tokens = loss_subject(LOSS_CASES["tokens"], "cpu")
+    assert tokens.problem["rows"] == tokens.problem["valid"] == 1 << 20 and not tokens.problem["linear"]
+
+
+def test_both_losses_are_compared_with_their_own_tree():
+    # The folder of the package that this process uses: the worker says that it timed the same one.
+    import muonrl_kernels
+
+    kernels = Path(muonrl_kernels.__file__).parents[1]
+    with Worker(kernels, "cpu", 1) as worker:
+        for linear in (True, False):
+            problem = {"rows": 8, "hidden": 4, "vocabulary": 11, "valid": 3, "linear": linear}
+            worker.prepare("loss", problem)
+            assert worker.seconds() > 0

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cases import choose_cases
-from benchmarks.cli import MODELS
-from benchmarks.estimate import estimate_text
+from benchmarks.cli import ESTIMATED
+from benchmarks.estimate import estimate_loss_text, estimate_text
+from benchmarks.loss_cases import choose_loss_cases
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 
@@ -18,7 +19,9 @@ def section(name):
 
 def test_the_estimate_is_the_current_one():
     # python -m benchmarks estimate --write docs/kernels.md
-    assert section("estimate") == estimate_text(choose_cases(MODELS))
+    assert section("estimate") == estimate_text(choose_cases(ESTIMATED["muon"]))
+    # python -m benchmarks estimate loss --write docs/kernels.md
+    assert section("estimate loss") == estimate_loss_text(choose_loss_cases(ESTIMATED["loss"], "cuda"))
 
 
 def test_the_audit_lists_every_build_of_every_target():
@@ -30,6 +33,6 @@ def test_the_audit_lists_every_build_of_every_target():
     assert listed == [(target, build.name) for target in builds.TARGETS for build in builds.builds(target)]
 
 
-@pytest.mark.parametrize("command", ["run muon", "compare", "audit", "estimate"])
+@pytest.mark.parametrize("command", ["run muon", "run loss", "compare", "audit", "estimate"])
 def test_every_command_is_documented(command):
     assert f"python -m benchmarks {command}" in PAGE.read_text(encoding="utf-8")

@@ -13,8 +13,9 @@ from benchmarks.implementations import (
     patched,
     rewritten,
 )
+from benchmarks.muon_suite import run_case
 from benchmarks.peers import PEERS, peer_implementations
-from benchmarks.run import passing, run_case
+from benchmarks.run import passing
 from muonrl_kernels import reference
 from muonrl_kernels.coefficients import KJ, YOU
 
@@ -97,7 +98,7 @@ def test_an_exception_is_a_verdict():
 
 def test_no_speed_for_a_wrong_result():
     wrong = implementation("wrong", spoil=lambda x: x * 2)
-    good, gates = passing([implementation(), wrong], CPU, lambda _: None)
+    good, gates = passing([implementation(), wrong], CPU, lambda _: None, check)
     assert [item.name for item in good] == ["plain"]
     assert {g.name: g.passed for g in gates} == {"plain": True, "wrong": False}
     case = Case("tiny", "tiny", ((16, 32, 2),))

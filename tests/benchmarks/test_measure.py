@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from benchmarks.cases import CASES, Case, flops_of
-from benchmarks.implementations import OURS, Implementation
+from benchmarks.entrant import OURS
+from benchmarks.implementations import Implementation
 from benchmarks.machine import busy_warning, extra_memory
 from benchmarks.measure import Contender, interleave, ratio, spread
-from benchmarks.run import MIN_ROUNDS, plan_case, run_case
+from benchmarks.muon_suite import plan_case, run_case
+from benchmarks.run import MIN_ROUNDS
 from benchmarks.workload import Workload
 
 CPU = torch.device("cpu")

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from benchmarks.implementations import OURS
+from benchmarks.cases import describe, flops_of
+from benchmarks.entrant import OURS
 from benchmarks.report import plot, table, to_text, write_section
 from benchmarks.results import CaseResult, Gate, Measurement, Report, load, save
 
@@ -15,12 +16,14 @@ ONE = ((32, 32, 1),)
 
 
 def measurement(name, shapes, samples, group=0, **changes):
-    made = Measurement(name, shapes, samples, 1 << 20, 2e9, 4e8, 34, "float32", group)
+    made = Measurement(
+        name, shapes, describe(shapes), flops_of(shapes), samples, 1 << 20, 2e9, 4e8, 34, "float32", group
+    )
     return dataclasses.replace(made, **changes)
 
 
 def result(*measurements):
-    return CaseResult("small model", "a title", WHOLE, measurements)
+    return CaseResult("small model", "a title", WHOLE, flops_of(WHOLE), measurements)
 
 
 def report(*cases):
@@ -38,6 +41,8 @@ def report(*cases):
         Gate("wrong", "a peer", "bfloat16", False, 0.5, 0.1, "error 5e-01"),
     )
     return Report(
+        "Muon step times",
+        "one optimizer step",
         "run muon",
         machine,
         {"float32": 1e11, "bfloat16": 4e11},
@@ -52,7 +57,9 @@ def report(*cases):
 def test_a_report_survives_json(tmp_path):
     written = report(
         result(measurement(OURS, HALF, (1.0, 2.0)), measurement("torch", HALF, (3.0, 4.0), memory=None)),
-        CaseResult("big", "too big", WHOLE, skipped="no time", left_out={"torch": "too slow"}),
+        CaseResult(
+            "big", "too big", WHOLE, flops_of(WHOLE), skipped="no time", left_out={"torch": "too slow"}
+        ),
     )
     save(written, tmp_path / "muon.json")
     assert load(tmp_path / "muon.json") == written
@@ -62,7 +69,7 @@ def test_another_format_is_refused(tmp_path):
     save(report(), tmp_path / "muon.json")
     data = json.loads((tmp_path / "muon.json").read_text())
     (tmp_path / "muon.json").write_text(json.dumps({**data, "format": 99}))
-    with pytest.raises(ValueError, match="has format 99, this version reads 1"):
+    with pytest.raises(ValueError, match="has format 99, this version reads 2"):
         load(tmp_path / "muon.json")
 
 
@@ -111,7 +118,11 @@ def test_shares_are_of_the_measured_rates():
 
 
 def test_the_text_names_what_failed_and_what_is_missing():
-    text = to_text(report(CaseResult("big", "too big", WHOLE, skipped="no time", left_out={"x": "died"})))
+    text = to_text(
+        report(
+            CaseResult("big", "too big", WHOLE, flops_of(WHOLE), skipped="no time", left_out={"x": "died"})
+        )
+    )
     for part in (
         "dion: unavailable, not installed",
         "error 5e-01",
@@ -129,7 +140,9 @@ def test_a_table_is_markdown():
 
 def test_the_plot_is_a_picture(tmp_path):
     case = result(measurement(OURS, WHOLE, (1.0, 1.1)), measurement("torch", WHOLE, (3.0, 3.5)))
-    plot(report(case, CaseResult("big", "t", WHOLE, skipped="no time")), tmp_path / "muon.png")
+    plot(
+        report(case, CaseResult("big", "t", WHOLE, flops_of(WHOLE), skipped="no time")), tmp_path / "muon.png"
+    )
     assert (tmp_path / "muon.png").read_bytes().startswith(b"\x89PNG")
 
 
