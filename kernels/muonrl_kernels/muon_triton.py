@@ -148,6 +148,7 @@ def orthogonalize_pairs(
                 tile=bucket.tile,
                 target=Target("write", places([outputs[i] for i in bucket.indices])),
             )
+    torch.autograd.graph.increment_version(outputs)  # kernels write through addresses, unseen by autograd
     for (_, wanted), written in zip(pairs, outputs, strict=True):
         if written is not wanted:
             wanted.copy_(written)
@@ -227,7 +228,10 @@ class _Step:
             it = first_iterate(layout, source, self._tuning, self._dtype, scales, mine)
             outputs = None
             if self._options.variant == "normuon":
-                outputs = [torch.empty(self._weights[i].shape, device=self._device) for i in bucket.indices]
+                outputs = [
+                    torch.empty(self._weights[i].shape, dtype=torch.float32, device=self._device)
+                    for i in bucket.indices
+                ]
             run(
                 layout,
                 it,
@@ -243,6 +247,8 @@ class _Step:
             for i, flag, o in zip(bucket.indices, mine.bool().unbind(), outputs, strict=True):
                 item = replace(self._items[i], weight=self._weights[i], finite=flag)
                 finish(item, LastProduct.of(o), self._options)
+        # Kernels write through addresses, so autograd would not know that what it may have saved has changed.
+        torch.autograd.graph.increment_version([*self._momenta, *self._weights])
         for item, momentum, weight in zip(self._items, self._momenta, self._weights, strict=True):
             if momentum is not item.momentum:
                 item.momentum.copy_(momentum)

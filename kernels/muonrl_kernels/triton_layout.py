@@ -42,7 +42,7 @@ def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 @lru_cache(maxsize=2048)
 def _uploaded(values: tuple[float, ...], dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
     """The copy is asynchronous, so that it is there only for the stream on which it was made."""
-    source = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    source = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return source.to(device, non_blocking=True)
 
 
@@ -117,19 +117,23 @@ def _new_layout(
     sizes: tuple[tuple[int, int], ...], side: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Layout:
     """All tables are complete when this returns, whatever stream uses them."""
-    counts = torch.tensor([-(-n // width) for _, n in sizes], dtype=torch.int32)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    first, later = (
-        torch.tensor([iterate_gain(dtype, m, n, first=flag) for m, n in sizes]) for flag in (True, False)
-    )
+    with torch.device("cpu"):  # whatever the default device is
+        counts = torch.tensor([-(-n // width) for _, n in sizes], dtype=torch.int32)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        owners = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts)
+        shapes = torch.tensor(sizes, dtype=torch.int32)
+        first, later = (
+            torch.tensor([iterate_gain(dtype, m, n, first=flag) for m, n in sizes], dtype=torch.float32)
+            for flag in (True, False)
+        )
     return Layout(
         side=side,
         width=width,
         panels=int(ends[-1]),
         starts=(ends - counts).to(device),
         counts=counts.to(device),
-        owners=torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(counts).to(device),
-        sizes=torch.tensor(sizes, dtype=torch.int32).to(device),
+        owners=owners.to(device),
+        sizes=shapes.to(device),
         first=Gain.of(first).to(device),
         later=Gain.of(later).to(device),
     )
