@@ -92,6 +92,16 @@ def test_cautious_decay(triton_device: torch.device) -> None:
     assert relative_error((r.detach().cpu().double() - start)[same], moved) > 0.05
 
 
+def test_weights_decay_where_the_update_is_zero(triton_device: torch.device) -> None:
+    optimizer, _ = twins(triton_device, ((20, 30), (36, 40)), lr=0.1, weight_decay=0.5, cautious_wd=True)
+    before = [p.detach().clone() for p in parameters(optimizer)]
+    for p in parameters(optimizer):
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for p, w in zip(parameters(optimizer), before, strict=True):
+        assert torch.allclose(p.detach(), 0.95 * w, rtol=1e-6, atol=0.0)
+
+
 def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(triton_device: torch.device) -> None:
     ours, theirs = twins(triton_device, lr=0.1, weight_decay=0.1)
     set_gradients(ours, theirs)
@@ -214,28 +224,38 @@ def test_state_goes_to_torch_and_back(triton_device: torch.device) -> None:
     )
 
 
-def test_stochastic_rounding_uses_the_noise_of_the_torch_path(triton_device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [(torch.float16, 0), (torch.float16, -20), (torch.bfloat16, 0)]
+)
+def test_stochastic_rounding_uses_the_noise_of_the_torch_path(
+    triton_device: torch.device, dtype: torch.dtype, exponent: int
+) -> None:
     """An update of a third of a unit in the last place: nearly every element rounds as in the other path."""
+    shapes = ((36, 40), (40, 36), (36, 70), (20, 30), (30, 20))
+    # fp16's subnormal numbers have the unit 2^-24.
+    unit = 2.0**-7 if dtype == torch.bfloat16 else 2.0 ** max(exponent - 10, -24)
     options: dict[str, Any] = {
         "lr": 1.0,
         "weight_decay": 0.0,
         "stochastic_rounding": True,
         "rounding_seed": 3,
+        "momentum_dtype": torch.float32,  # the interpreter rounds a bf16 buffer wrongly
+        "adjust_lr_fn": lambda _: 2.0 * unit,  # entries of O are near 1/6
     }
-    # fp16 weights near 1 (the interpreter's bfloat16 is wrong): a unit is 2^-10, and entries of O are near 1/8.
-    base = (1.0 + torch.rand(36, 40) / 2).half()
+    bases = [((1.0 + torch.rand(shape) / 2) * 2.0**exponent).to(dtype) for shape in shapes]
     results = []
     for backend, device in (("triton", triton_device), ("torch", torch.device("cpu"))):
-        p = nn.Parameter(base.clone().to(device))
-        optimizer = Muon([p], backend=backend, adjust_lr_fn=lambda _: 2.0**-9, **options)
+        ps = [nn.Parameter(base.clone().to(device)) for base in bases]
+        optimizer = Muon(ps, backend=backend, **options)
         torch.manual_seed(7)
         for _ in range(2):
-            p.grad = torch.randn(36, 40).half().to(device)
+            for p in ps:
+                p.grad = torch.randn(p.shape).to(device, dtype)
             optimizer.step()
-        results.append(p.detach().cpu())
-    ours, theirs = results
-    assert ((theirs != base).float().mean() - 0.35).abs() < 0.3
-    assert (ours == theirs).float().mean() > 0.97
+        results.append([p.detach().cpu() for p in ps])
+    for base, ours, theirs in zip(bases, *results, strict=True):
+        assert ((theirs != base).float().mean() - 0.35).abs() < 0.3
+        assert (ours == theirs).float().mean() > 0.97
 
 
 def test_a_step_for_a_graph_has_the_same_bits(
@@ -256,6 +276,38 @@ def test_a_step_for_a_graph_has_the_same_bits(
             assert step == 0 or triton_layout._uploaded.cache_info() == before
     for p, q in zip(parameters(plain), parameters(recorded), strict=True):
         assert_exactly(q.detach(), p.detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "normuon"}])
+def test_the_defaults_of_torch_change_no_bit(triton_device: torch.device, options: dict[str, Any]) -> None:
+    plain, _ = twins(triton_device, lr=0.1, **options)
+    under, _ = twins(triton_device, lr=0.1, **options)
+    with torch.no_grad():
+        for p, q in zip(parameters(plain), parameters(under), strict=True):
+            q.copy_(p)
+    set_gradients(plain, under)
+    plain.step()
+    triton_layout._new_layout.cache_clear()
+    triton_layout._uploaded.cache_clear()
+    usual = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            under.step()
+    finally:
+        torch.set_default_dtype(usual)
+    for p, q in zip(parameters(plain), parameters(under), strict=True):
+        assert_exactly(q.detach(), p.detach())
+
+
+def test_autograd_notices_a_step_between_forward_and_backward(triton_device: torch.device) -> None:
+    optimizer, _ = twins(triton_device, ((20, 30), (36, 40)), lr=0.1)
+    losses = [(p * p).sum() for p in parameters(optimizer)]
+    set_gradients(optimizer)
+    optimizer.step()
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import interpreter_builder
 
 from muonrl_kernels import triton_layout
 from muonrl_kernels.triton_layout import (
@@ -182,6 +183,50 @@ def test_panels_beyond_two_to_the_31_elements(triton_device: torch.device) -> No
     wanted = ops(near).gram(Panels(panels, near.first))
     assert torch.equal(ops(far).gram(Panels(store, near.first)).w, wanted.w)
     assert Symmetric(wanted.w, 0.0).w.any()
+
+
+@pytest.mark.parametrize("kernel", ["times", "apply"])
+def test_results_beyond_two_to_the_31_elements(
+    triton_device: torch.device, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last matrix of a workspace is worked on, which spares the interpreter the others."""
+    from muonrl_kernels.triton_ops import Panels, Symmetric, TritonOps
+
+    if triton_device.type != "cpu":
+        pytest.skip("only the interpreter lets a test choose the programs")
+    near = panel_layout(SIZES[:1], SIDE, TILE.block, torch.float16, triton_device)
+    blocks = SIDE // TILE.block
+    ahead = 2**31 // (SIDE * SIDE) + 3  # matrices, of `blocks` panels each
+    tiles, panels = blocks * (blocks + 1) // 2, blocks
+    if kernel == "apply":
+        panels = near.panels
+        ahead, tiles = -(-(2**31) // (SIDE * TILE.block * panels)) + 3, panels * blocks
+    p = Symmetric(to_panels([random_symmetric(near)[1][0]], near)[: SIDE * blocks], 0.5)
+    x = Panels(to_panels([torch.randn(SIZES[0])], near), near.first)
+    operand = p.w if kernel == "times" else x.x
+    store = huge((ahead + 1) * operand.numel(), triton_device).view(-1, TILE.block)
+    store[-operand.shape[0] :] = operand
+    owners = torch.zeros((ahead + 1) * panels, dtype=torch.int32)
+    far = Layout(
+        **{**vars(near), "starts": torch.zeros(ahead + 1), "owners": owners, "panels": owners.numel()}
+    )
+
+    def start_ahead(x: int, y: int, z: int) -> None:
+        interpreter_builder.grid_idx = (x + ahead * tiles, y, z)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", start_ahead)
+    monkeypatch.setattr(torch, "empty_like", lambda t: huge(t.numel(), t.device).view(t.shape))
+    monkeypatch.setattr(Layout, "new_symmetric", lambda self, dtype: torch.empty_like(store))
+    found = TritonOps(far, TILE, tma=False)
+    if kernel == "times":
+        got = found.times(Symmetric(store, 0.5), Symmetric(store, 0.25)).w[-operand.shape[0] :]
+    else:
+        got = found.apply(p, Panels(store, near.first)).x[-operand.shape[0] :]
+    monkeypatch.undo()
+    if kernel == "times":
+        assert torch.equal(got, ops(near).times(p, Symmetric(p.w, 0.25)).w)
+    else:
+        assert torch.equal(got, ops(near).apply(p, x).x)
 
 
 def test_tensors_beyond_two_to_the_31_elements(triton_device: torch.device) -> None:
