@@ -113,9 +113,8 @@ def linear_logprob(
         RuntimeError: backend="triton" where no kernel is available.
     """
     _check_rows(hidden, weight, targets, temperature)
-    triton = takes_loss_kernels(
-        require_torch(backend, tp_group), "linear_logprob", hidden.device, hidden.dtype
-    )
+    requested = require_torch(backend, None if tp_group is None else "tp_group")
+    triton = takes_loss_kernels(requested, "linear_logprob", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
     check_targets(targets, head)
@@ -206,9 +205,8 @@ def linear_policy_loss(
     _check_rows(hidden, weight, targets, temperature)
     if old_logp.shape != targets.shape:
         raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
-    triton = takes_loss_kernels(
-        require_torch(backend, tp_group), "linear_policy_loss", hidden.device, hidden.dtype
-    )
+    requested = require_torch(backend, chosen.torch_only if tp_group is None else "tp_group")
+    triton = takes_loss_kernels(requested, "linear_policy_loss", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
     differentiable = [

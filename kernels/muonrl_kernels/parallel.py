@@ -133,14 +133,14 @@ class VocabShard:
         return x
 
 
-def require_torch(backend: str, tp_group: dist.ProcessGroup | None) -> str:
-    """The backend to ask for: a vocabulary over several processes runs on PyTorch operations.
+def require_torch(backend: str, reason: str | None) -> str:
+    """The backend to ask for where `reason`, the name of an argument, leaves PyTorch operations only; None leaves all.
 
     Raises:
-        RuntimeError: backend is "triton" and there is a tp_group.
+        RuntimeError: backend is "triton" and there is a reason.
     """
-    if tp_group is None:
+    if reason is None:
         return backend
     if backend == "triton":
-        raise RuntimeError("backend='triton' is not available with tp_group: use 'auto' or 'torch'")
+        raise RuntimeError(f"backend='triton' is not available with {reason}: use 'auto' or 'torch'")
     return "torch" if backend == "auto" else backend

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from muonrl_kernels.backend import takes_loss_kernels
 from muonrl_kernels.metrics import EXTREMA, SUMS, LossMetrics
 from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
-from muonrl_kernels.parallel import DataParallel, Reduction
+from muonrl_kernels.parallel import DataParallel, Reduction, require_torch
 from muonrl_kernels.tokens import Tokens, check_tokens, inverse, prepare, sequence_sum
 
 __all__ = ["Terms", "compute", "evaluate", "policy_loss"]
@@ -101,13 +101,16 @@ def evaluate(t: Tokens, logp: Tensor, entropy: Tensor | None, o: LossOptions) ->
     ratio = x.exp()
     loss, slope, clipped = _surrogate(ratio, x == raw, logp, t, o)
     loss, slope = loss * t.w, slope * t.w * t.share
-    if inverse_length is not None and t.sequence is not None:
-        # Each token of a sequence moves the one ratio of all of them.
-        slope = sequence_sum(slope, t.sequence, t.sequences)[t.sequence] * inverse_length
     extra = torch.zeros_like(loss)
     d_extra = extra
     if o.beta != 0.0 and t.ref is not None:
         extra, d_extra = _add_kl(extra, d_extra, t.ref - logp, o)
+        if o.kl_weighted:
+            slope = slope + torch.where(x == raw, extra * ratio, 0.0) * t.share
+            extra, d_extra = extra * ratio, d_extra * ratio
+    if inverse_length is not None and t.sequence is not None:
+        # Each token of a sequence moves the one ratio of all of them.
+        slope = sequence_sum(slope, t.sequence, t.sequences)[t.sequence] * inverse_length
     d_entropy = None
     if entropy is not None:
         entropy = torch.where(t.valid, entropy.detach(), 0.0).to(t.old.dtype)
@@ -256,7 +259,8 @@ def policy_loss(
     """
     chosen = choose_options(preset, options)
     parallel = DataParallel.make(dp_group, dp_reduction)
-    triton = takes_loss_kernels(backend, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
+    requested = require_torch(backend, chosen.torch_only)
+    triton = takes_loss_kernels(requested, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
     for name, x in (("old_logp", old_logp), ("entropy", entropy)):
         if x is not None and x.shape != logp.shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, logp has {tuple(logp.shape)}")

@@ -57,6 +57,7 @@ _TRL: Final = Preset(
             "agg": "token_mean",
             "beta": 0.0,
             "kl": "k3",
+            "kl_weighted": True,
             "entropy_coef": 0.0,
         }
     ),

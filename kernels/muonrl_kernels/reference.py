@@ -134,7 +134,13 @@ def policy_loss(
             log_w = old - rollout_logp.reshape(-1)[chosen]
             term = term * _weight(log_w.sum() if o.is_level == "sequence" else log_w, o)
         if ref_logp is not None and o.beta:
-            term = term + o.beta * _kl(ref_logp.reshape(-1)[chosen], current, o)
+            kl = _kl(ref_logp.reshape(-1)[chosen], current, o)
+            if o.kl_weighted:
+                ratio = (delta.mean() if o.loss_type == "gspo" else delta).clamp(
+                    -o.log_ratio_clamp, o.log_ratio_clamp
+                )
+                kl = kl * ratio.exp()
+            term = term + o.beta * kl
         if entropy is not None and o.entropy_coef:
             term = term - o.entropy_coef * entropy.reshape(-1)[chosen]
         total = total + (term.mean() if o.agg == "sequence_mean" else term.sum())

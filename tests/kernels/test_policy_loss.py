@@ -31,6 +31,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"normalizer": torch.tensor(77.0)},
     {"beta": 0.1},
     {"beta": 0.1, "kl": "k1"},
+    {"beta": 0.3, "kl_weighted": True, "clip_high": 0.05},
+    {"beta": 0.3, "kl": "k2", "kl_weighted": True, "loss_type": "gspo"},
     {"beta": 0.1, "kl": "k2", "entropy_coef": 0.05},
     {"log_ratio_clamp": 0.25, "clip_low": 0.9, "clip_high": 9.0},
 ]
