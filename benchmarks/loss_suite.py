@@ -33,11 +33,14 @@ _FULL_ROUNDS: Final = 1
 _LEAST_WORK: Final = 4e10
 """No case counts for less than this many operations where the time is shared out."""
 _WARM_UPS: Final = {"cpu": 0, "cuda": 2}
-"""On a CPU the probe has started everything that starts once."""
+"""On a CPU the probe has loaded and started what is loaded and started once."""
 
 
 class LossContender:
-    """An implementation on a batch. Its first call is timed like the others and also measured for memory."""
+    """An implementation on a batch. Its first call is timed like the others and also measured for memory.
+
+    The very first call in a process loads code as well, whose pages would count as memory: probe an implementation before.
+    """
 
     def __init__(
         self, implementation: LossImplementation, batch: Batch, fill_cache: Callable[[], None]
