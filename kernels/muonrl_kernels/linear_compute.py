@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -171,7 +171,7 @@ def _run(
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """The caller's token tensors, packed [N] (and the bounds of their sequences)."""
+    """The caller's token tensors, packed [N] (and the bounds of their sequences); old_logp is not read if on_policy."""
 
     old_logp: Tensor
     advantages: Tensor
@@ -179,6 +179,18 @@ class TokenInputs:
     rollout_logp: Tensor | None
     ref_logp: Tensor | None
     cu_seqlens: Tensor | None
+    on_policy: bool = False
+
+
+def _on_policy(
+    hidden: Tensor, head: Head, targets: Tensor, tokens: Tokens, rows: int | None, triton: bool
+) -> Tokens:
+    """The tokens with pi_old = pi_theta. The row kernels read log pi_old, so it is computed for them first."""
+    if not triton or hidden.shape[0] == 0:
+        return replace(tokens, on_policy=True)
+    h = torch.where(tokens.valid.unsqueeze(1), hidden, 0.0)
+    old, _, _ = logprob_forward(h, head, torch.where(tokens.valid, targets, 0), rows, triton)
+    return replace(tokens, old=torch.where(tokens.valid, old, 0.0))
 
 
 def _run_triton_by_sequence(
@@ -218,6 +230,8 @@ def compute_loss(
         given.old_logp, given.advantages, given.mask, given.rollout_logp, given.ref_logp, given.cu_seqlens, options,
         statistics_dtype(hidden),
     )  # fmt: skip
+    if given.on_policy:
+        tokens = _on_policy(hidden, head, targets, tokens, chunk_rows, triton)
     scale = None
     if not triton or hidden.shape[0] == 0:
         terms = _run(hidden, head, targets, tokens, options, grads, chunk_rows)

@@ -24,7 +24,7 @@ from muonrl_kernels.linear_compute import (
 )
 from muonrl_kernels.linear_head import Gradients, Head
 from muonrl_kernels.metrics import LossMetrics
-from muonrl_kernels.options import LossKeywords, choose_options
+from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
 from muonrl_kernels.parallel import DataParallel, Reduction, VocabShard, require_torch
 
 __all__ = ["linear_logprob", "linear_policy_loss"]
@@ -154,11 +154,66 @@ class _Attach(torch.autograd.Function):
         return (*scaled, None, None, None)
 
 
+def _tokens(
+    targets: Tensor,
+    old_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    rollout_logp: Tensor | None,
+    ref_logp: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> TokenInputs:
+    """The tokens as they are computed with."""
+    on_policy = old_logp is None
+    if old_logp is None:
+        if rollout_logp is not None:
+            raise ValueError("rollout_logp needs old_logp: the importance weight is their ratio")
+        old_logp = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
+    if old_logp.shape != targets.shape:
+        raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
+    return TokenInputs(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, on_policy)
+
+
+def _run(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    head: Head,
+    given: TokenInputs,
+    options: LossOptions,
+    parallel: DataParallel | None,
+    chunk_rows: int | None,
+    valid_rows: int | None,
+    triton: bool,
+) -> tuple[Tensor, LossMetrics]:
+    """Loss, gradients for whatever wants one, and metrics, once the arguments are known to be good."""
+    differentiable = [
+        torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias)
+    ]
+    wanted = (differentiable[0], differentiable[1], differentiable[2])
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        if parallel is not None:
+            tokens = (given.old_logp, given.mask, given.rollout_logp, given.cu_seqlens)
+            options = parallel.share(options, *tokens)
+        grads = Gradients.zeros(hidden, weight, bias, wanted) if any(wanted) else None
+        terms, scale = compute_loss(
+            hidden.detach(), head, targets, given, options, grads, chunk_rows, valid_rows, triton
+        )
+        metrics = LossMetrics(terms.sums, terms.extrema)
+        if parallel is not None:
+            parallel.unscale_(metrics)
+    loss: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, terms.loss, grads, scale
+    )
+    return loss, metrics
+
+
 def linear_policy_loss(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
-    old_logp: Tensor,
+    old_logp: Tensor | None,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -186,6 +241,7 @@ def linear_policy_loss(
         hidden, weight, bias, temperature, softcap, logit_scale, vocab_size, chunk_rows: as in :func:`linear_logprob`.
         targets: [N] int64; masked slots may hold anything.
         old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens: as in :func:`policy_loss`, packed [N].
+            Without old_logp rollout_logp cannot be given, and Triton computes the logits twice.
         valid_rows: upper bound on the number of valid rows, where the host knows one: on a GPU, which is not asked for the
             number, the products run over so many rows instead of all N. Too small a bound makes the loss NaN there.
         backend: "auto", "triton" or "torch".
@@ -203,28 +259,9 @@ def linear_policy_loss(
     chosen = choose_options(preset, options)
     parallel = DataParallel.make(dp_group, dp_reduction)
     _check_rows(hidden, weight, targets, temperature)
-    if old_logp.shape != targets.shape:
-        raise ValueError(f"old_logp must be [{targets.shape[0]}], got {tuple(old_logp.shape)}")
+    given = _tokens(targets, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
     requested = require_torch(backend, chosen.torch_only if tp_group is None else "tp_group")
     triton = takes_loss_kernels(requested, "linear_policy_loss", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)
-    differentiable = [
-        torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias)
-    ]
-    wanted = (differentiable[0], differentiable[1], differentiable[2])
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        if parallel is not None:
-            chosen = parallel.share(chosen, old_logp, mask, rollout_logp, cu_seqlens)
-        given = TokenInputs(old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
-        grads = Gradients.zeros(hidden, weight, bias, wanted) if any(wanted) else None
-        terms, scale = compute_loss(
-            hidden.detach(), head, targets, given, chosen, grads, chunk_rows, valid_rows, triton
-        )
-        metrics = LossMetrics(terms.sums, terms.extrema)
-        if parallel is not None:
-            parallel.unscale_(metrics)
-    loss: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, terms.loss, grads, scale
-    )
-    return loss, metrics
+    return _run(hidden, weight, bias, targets, head, given, chosen, parallel, chunk_rows, valid_rows, triton)

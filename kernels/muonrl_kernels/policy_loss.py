@@ -95,7 +95,7 @@ def evaluate(t: Tokens, logp: Tensor, entropy: Tensor | None, o: LossOptions) ->
     disjoint subsets add up.
     """
     logp = torch.where(t.valid, logp.detach(), 0.0).to(t.old.dtype)
-    raw_delta = logp - t.old
+    raw_delta = torch.zeros_like(logp) if t.on_policy else logp - t.old
     raw, inverse_length = _log_ratio(raw_delta, t, o)
     x = raw.clamp(-o.log_ratio_clamp, o.log_ratio_clamp)
     ratio = x.exp()
@@ -172,11 +172,19 @@ def compute(
     cu_seqlens: Tensor | None,
     options: LossOptions,
     triton: bool,
+    parallel: DataParallel | None,
 ) -> tuple[Terms, Tensor | None]:
     """Terms of a whole call, gradients flat [N], `dropped` included, and the factor that the gradients still lack, if any.
 
     What a token's sequence decides comes from :func:`prepare` on either backend; the kernels do the rest.
     """
+    for name, x in (("old_logp", old_logp), ("entropy", entropy)):
+        if x is not None and x.shape != logp.shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, logp has {tuple(logp.shape)}")
+    if options.entropy_coef != 0.0 and entropy is None:
+        raise ValueError("entropy_coef != 0 needs entropy")
+    if parallel is not None:
+        options = parallel.share(options, old_logp, mask, rollout_logp, cu_seqlens)
     dtype = torch.float64 if logp.dtype == torch.float64 else torch.float32
     weighted = rollout_logp is not None and options.is_mode != "none" and options.is_level == "sequence"
     if triton and options.agg != "sequence_mean" and not weighted:
@@ -217,7 +225,7 @@ class _PolicyLoss(torch.autograd.Function):
 
 def policy_loss(
     logp: Tensor,
-    old_logp: Tensor,
+    old_logp: Tensor | None,
     advantages: Tensor,
     mask: Tensor,
     *,
@@ -235,7 +243,7 @@ def policy_loss(
 
     Args:
         logp: log pi_theta of the sampled tokens, [B, T] or packed [N]; gets a gradient.
-        old_logp: log pi_old, same shape, like every tensor below.
+        old_logp: log pi_old, same shape, like every tensor below; None is log pi_theta itself (on policy, r = 1).
         advantages: A.
         mask: bool, True for tokens that are trained on. Whatever stands in other slots is never looked at.
         rollout_logp: log pi_rollout of the policy that sampled; None means w = 1. A token whose log pi_old or log
@@ -258,20 +266,14 @@ def policy_loss(
         RuntimeError: backend="triton" where no kernel is available.
     """
     chosen = choose_options(preset, options)
+    old_logp = logp.detach() if old_logp is None else old_logp
     parallel = DataParallel.make(dp_group, dp_reduction)
     requested = require_torch(backend, chosen.torch_only)
     triton = takes_loss_kernels(requested, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
-    for name, x in (("old_logp", old_logp), ("entropy", entropy)):
-        if x is not None and x.shape != logp.shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, logp has {tuple(logp.shape)}")
-    if chosen.entropy_coef != 0.0 and entropy is None:
-        raise ValueError("entropy_coef != 0 needs entropy")
     with torch.no_grad():
-        if parallel is not None:
-            chosen = parallel.share(chosen, old_logp, mask, rollout_logp, cu_seqlens)
         terms, scale = compute(
-            logp, old_logp, advantages, mask, rollout_logp, ref_logp, entropy, cu_seqlens, chosen, triton
-        )
+            logp, old_logp, advantages, mask, rollout_logp, ref_logp, entropy, cu_seqlens, chosen, triton, parallel
+        )  # fmt: skip
         metrics = LossMetrics(terms.sums, terms.extrema, entropy is not None)
         if parallel is not None:
             parallel.unscale_(metrics)

@@ -24,6 +24,7 @@ class Tokens:
         share: weight of the token's l in the loss (1 / number of tokens for the token mean).
         sequence: index of each token's sequence, None where tokens are independent. sequences: their number.
         dropped: 0-d count of dropped tokens.
+        on_policy: pi_old is pi_theta itself, so that `old` is not looked at.
     """
 
     valid: Tensor
@@ -37,6 +38,7 @@ class Tokens:
     sequence: Tensor | None
     sequences: int
     dropped: Tensor
+    on_policy: bool = False
 
     def take(self, index: Tensor | slice) -> Tokens:
         """The tokens at `index`; the dropped count stays with the whole."""
@@ -56,6 +58,7 @@ class Tokens:
             pick(self.sequence),
             self.sequences,
             self.dropped,
+            self.on_policy,
         )
 
 

@@ -300,3 +300,26 @@ def test_bad_arguments(change: dict[str, Any], text: str) -> None:
     inputs = cast(linear_inputs(12, 6, 9), torch.float32)
     with pytest.raises(ValueError, match=text):
         linear_policy_loss(**{**inputs, **change})
+
+
+@pytest.mark.parametrize("options", [*OPTIONS[:3], {"beta": 0.1, "kl_weighted": True}], ids=str)
+def test_on_policy_without_old_log_probabilities(options: dict[str, Any]) -> None:
+    inputs = linear_inputs(61, 12, 40)
+    inputs["mask"][3] = True
+    del inputs["rollout_logp"]
+    head = {k: inputs[k] for k in ("hidden", "weight", "targets", "bias")}
+    arguments = {**options, "cu_seqlens": torch.tensor([0, 20, 61])}
+    given = {**inputs, "old_logp": reference.linear_logprob(**head)[0]}
+    truth = values_and_grads(reference.linear_policy_loss, given, WRT, **arguments)
+    rest = {k: v for k, v in inputs.items() if k != "old_logp"}
+    ours = values_and_grads(linear_policy_loss, rest, WRT, old_logp=None, **arguments)
+    for name, a, b in zip(("loss", *WRT), ours, truth, strict=True):
+        assert relative_error(a, b) < 1e-12, name
+    metrics = linear_policy_loss(**rest, old_logp=None, **arguments)[1].as_dict()
+    assert metrics["mean_ratio"] == metrics["max_ratio"] == 1.0 and metrics["abs_delta"] == 0.0
+    logp, entropy, _ = linear_logprob(**head)
+    tokens = {k: v for k, v in rest.items() if k not in head}
+    apart, _ = policy_loss(logp, None, entropy=entropy, **tokens, **arguments)
+    assert apart.item() == pytest.approx(truth[0].item(), rel=1e-12)
+    with pytest.raises(ValueError, match="rollout_logp needs old_logp"):
+        linear_policy_loss(**rest, old_logp=None, rollout_logp=given["old_logp"])
