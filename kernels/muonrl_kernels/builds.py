@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
+from muonrl_kernels.loss_builds import loss_builds
 from muonrl_kernels.muon_prep import matrix_norms, matrix_scales, write_iterate
 from muonrl_kernels.small_ns import small_newton_schulz
 from muonrl_kernels.symmetric_matmul import panel_product, symmetric_product
@@ -77,7 +78,7 @@ _TYPES: Final[dict[str, str]] = {
 }
 """Types of the arguments by name; those of the iterates depend on the build."""
 
-_DIVISIBLE: Final = ("m_pad",)
+_DIVISIBLE: Final = ("m_pad", "vocabulary", "pitch", "out_pitch", "width")
 """Integers that are multiples of 16 in every launch."""
 
 
@@ -199,4 +200,5 @@ def builds(target: str) -> list[Build]:
         *_products(tuning.large, tuning, "bf16"),
         *_small(tuning),
         *_preparation(tuning),
+        *loss_builds(tuning, _build),
     ]

@@ -21,19 +21,31 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from muonrl_kernels.linear_head import Gradients, Head, matmul
+from muonrl_kernels.loss_gemm import combine_tiles, tile_gradient, tile_statistics
 from muonrl_kernels.loss_math import COLUMNS
 from muonrl_kernels.loss_rows import logit_gradient, logprob_rows, loss_rows
 from muonrl_kernels.loss_triton import OPTIONS, as_bytes, hyper, kl_name
 from muonrl_kernels.options import LossOptions
 from muonrl_kernels.policy_loss import Terms
 from muonrl_kernels.tokens import Tokens
-from muonrl_kernels.tuning import tuning_for
+from muonrl_kernels.tuning import Tile, Tuning, tuning_for
 
-__all__ = ["add_gradients", "logprob_backward", "logprob_forward", "order_rows", "run_loss"]
+__all__ = [
+    "TILES",
+    "add_gradients",
+    "gradient_tile",
+    "logprob_backward",
+    "logprob_forward",
+    "order_rows",
+    "run_loss",
+]
 
 _COLUMNS: Final = int(COLUMNS.value)
+TILES: Final = 256
+"""Tiles of a row that are joined at once."""
 
 
 def order_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,6 +167,70 @@ def _token_tables(t: Tokens, o: LossOptions) -> dict[str, Any]:
     }
 
 
+def _library_chunk(
+    launch: _Launch, h: Tensor, first: int, batch: dict[str, Any], tables: dict[str, Any], with_grad: bool
+) -> Tensor | None:
+    """Partials of one chunk, and its gradient [C, V] over the logits that the library's product made."""
+    z = matmul(h, launch.head.weight.mT)
+    dz = launch.gradient_view(z) if with_grad else None
+    nowhere: dict[str, Any] = {"out_ptr": None, "out_pitch": 0}
+    loss_rows[(z.shape[0],)](z, first=first, **batch, **tables, **{**nowhere, **launch.arguments(dz)})
+    return dz
+
+
+def gradient_tile(tuning: Tuning, softcap: bool) -> Tile:
+    """Tile of the gradient's product: with a softcap the large one would not fit into the registers."""
+    return tuning.medium if softcap else tuning.logits
+
+
+def _tile_launch(
+    tile: Tile, h: Tensor, weight: Tensor, tma: bool
+) -> tuple[list[Any], tuple[int], dict[str, Any]]:
+    """Operands, grid and constants of a product of one tile shape; descriptors need rows of whole 16 bytes."""
+    tma = tma and h.shape[1] * h.element_size() % 16 == 0
+    operands = [
+        TensorDescriptor.from_tensor(x, [tile.block, tile.block_k]) if tma else x for x in (h, weight)
+    ]
+    grid = (-(-h.shape[0] // tile.block) * -(-weight.shape[0] // tile.block),)
+    shape = {"BLOCK": tile.block, "BLOCK_K": tile.block_k, "USE_TMA": tma}
+    return operands, grid, {**shape, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+
+
+def _fused_chunk(
+    launch: _Launch, h: Tensor, first: int, batch: dict[str, Any], tables: dict[str, Any], with_grad: bool
+) -> Tensor | None:
+    """The same without fp32 logits: statistics of tiles, loss terms of rows, gradients of tiles."""
+    head, tuning = launch.head, tuning_for(h.device)
+    weight, rows = head.weight.contiguous(), h.shape[0]
+    tile = tuning.logits
+    tiles = -(-weight.shape[0] // tile.block)
+    found = torch.empty(4, rows, tiles, dtype=torch.float32, device=h.device)
+    slopes = torch.empty(5, rows, dtype=torch.float32, device=h.device)
+    given = launch.arguments()
+    for name in ("pitch", "BLOCK", "num_warps", "num_stages"):
+        del given[name]
+    given.update(first=first, rows=rows, width=h.shape[1])
+    given.update({k: batch[k] for k in ("index_ptr", "valid_count_ptr", "target_ptr")})
+    operands, grid, shape = _tile_launch(tile, h, weight, tuning.tma)
+    tile_statistics[grid](*operands, tile_ptr=found, **given, **shape)
+    chosen = {k: v for k, v in tables.items() if k != "WITH_ENTROPY"}
+    combine_tiles[(rows,)](
+        found, slope_ptr=slopes, first=first, rows=rows, tiles=tiles, vocabulary=weight.shape[0], TILES=TILES,
+        num_warps=4, **batch, **chosen, **OPTIONS,
+    )  # fmt: skip
+    if not with_grad:
+        return None
+    dz = torch.empty(rows, weight.shape[0], dtype=h.dtype, device=h.device)
+    operands, grid, shape = _tile_launch(
+        gradient_tile(tuning, head.softcap is not None), h, weight, tuning.tma
+    )
+    tile_gradient[grid](
+        *operands, out_ptr=dz, out_pitch=dz.stride(0), slope_ptr=slopes, WITH_ENTROPY=tables["WITH_ENTROPY"],
+        **given, **shape,
+    )  # fmt: skip
+    return dz
+
+
 def run_loss(
     hidden: Tensor,
     head: Head,
@@ -164,10 +240,13 @@ def run_loss(
     grads: Gradients | None,
     chunk_rows: int | None,
     valid_rows: int | None,
+    head_path: str = "cublas",
 ) -> tuple[Terms, Tensor]:
     """Loss and metrics of N >= 1 tokens (not gspo); `grads` is filled up to the factor that is returned.
 
-    Terms hold no d_logp: it has been used. The metric `dropped` is left out.
+    Terms hold no d_logp: it has been used. The metric `dropped` is left out. head_path "cublas" makes fp32 logits with the
+    library's product and goes over their rows; "fused" reduces tiles of logits in a product of our own, and computes
+    them twice for the gradient.
     """
     order, count = order_rows(tokens.valid)
     rows = order.numel() if valid_rows is None else min(valid_rows, order.numel())
@@ -175,19 +254,21 @@ def run_loss(
     partial[:, -2:] = -torch.inf
     tables = _token_tables(tokens, options)
     launch = _Launch(head, hidden.dtype)
-    targets = targets.contiguous()
+    batch = {
+        "index_ptr": order,
+        "valid_count_ptr": count,
+        "target_ptr": targets.contiguous(),
+        "partial_ptr": partial,
+    }
     for part in head.chunks(rows, chunk_rows):
         index = order[part]
         inside = torch.arange(part.start, part.stop, device=hidden.device) < count
         # Masked rows may hold anything, and 0 * NaN is NaN.
         h = torch.where(inside.unsqueeze(1), hidden[index], 0.0)
-        z = matmul(h, head.weight.mT)
-        out: dict[str, Any] = {"out_ptr": None, "out_pitch": 0}
-        dz = None if grads is None else launch.gradient_view(z)
-        loss_rows[(z.shape[0],)](
-            z, index_ptr=order, valid_count_ptr=count, target_ptr=targets, partial_ptr=partial, first=part.start,
-            **tables, **{**out, **launch.arguments(dz)},
-        )  # fmt: skip
+        if head_path == "fused":
+            dz = _fused_chunk(launch, h, part.start, batch, tables, grads is not None)
+        else:
+            dz = _library_chunk(launch, h, part.start, batch, tables, grads is not None)
         if grads is not None and dz is not None:
             add_gradients(grads, head, dz, h, index)
     sums = partial[:, :-2].sum(0)

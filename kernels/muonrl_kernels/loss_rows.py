@@ -78,14 +78,14 @@ def _statistics(
     u_y = tl.load(row_ptr + place, mask=known, other=float("nan"))
     if bias_ptr is not None:
         u_y += tl.load(bias_ptr + place, mask=known, other=0.0).to(tl.float32)
-    z_y, _ = transform(u_y, scale, softcap, inverse_temperature, SOFTCAP)
+    z_y = transform(u_y, scale, softcap, inverse_temperature, SOFTCAP)[0]
     lanes = tl.arange(0, BLOCK)
     m = float("-inf")
     others = tl.full((BLOCK,), 0.0, dtype=tl.float32)
     shifted = tl.full((BLOCK,), 0.0, dtype=tl.float32)
     for start in range(0, vocabulary, BLOCK):
         columns = start + lanes
-        z, _ = _logits(row_ptr, bias_ptr, columns, vocabulary, scale, softcap, inverse_temperature, SOFTCAP)
+        z = _logits(row_ptr, bias_ptr, columns, vocabulary, scale, softcap, inverse_temperature, SOFTCAP)[0]
         peak = tl.maximum(m, tl.max(z, axis=0))
         base = tl.where(peak == float("-inf"), 0.0, peak)  # nothing but -inf so far
         fade = tl.exp(m - base)

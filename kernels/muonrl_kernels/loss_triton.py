@@ -20,8 +20,8 @@ __all__ = ["OPTIONS", "as_bytes", "evaluate_prepared", "evaluate_raw", "hyper", 
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": True}
 """Compiler options of every launch; stated because Triton's default changes between versions."""
 
-BLOCK: Final = 1024
-WARPS: Final = 4
+BLOCK: Final = 512
+WARPS: Final = 8
 ROWS: Final = 64
 _COLUMNS: Final = int(COLUMNS.value)
 

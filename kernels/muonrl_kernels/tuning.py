@@ -47,6 +47,7 @@ class Tuning:
         rows, prep_warps: height of a band and warps of the elementwise kernels.
         fuses_half: whether the last product's epilogue has the registers for 16-bit weights.
         row_block, row_warps: columns of a row of logits that are looked at at once, and warps.
+        logits: tile of the product that reduces its logits in registers.
     """
 
     tma: bool
@@ -60,6 +61,7 @@ class Tuning:
     fuses_half: bool = True
     row_block: int = 4096
     row_warps: int = 8
+    logits: Tile = Tile(128, 64, 8, 3, 1)
 
 
 _POINTERS: Final = Tuning(
@@ -71,7 +73,12 @@ TUNINGS: Final[dict[str, Tuning]] = {
     "sm_90": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
     "sm_100": Tuning(tma=True, large=Tile(128, 64, 8, 3, 2), medium=Tile(64, 64, 4, 4, 3), small_side=128),
     "gfx942": Tuning(
-        tma=False, large=Tile(128, 64, 8, 2, 2), medium=Tile(64, 64, 4, 2, 2), small_side=64, fuses_half=False
+        tma=False,
+        large=Tile(128, 64, 8, 2, 2),
+        medium=Tile(64, 64, 4, 2, 2),
+        small_side=64,
+        fuses_half=False,
+        logits=Tile(128, 64, 8, 2, 1),
     ),
     # Triton's interpreter pays by the program, so tiles are only as large as the tests need.
     "interpreter": Tuning(
@@ -81,6 +88,7 @@ TUNINGS: Final[dict[str, Tuning]] = {
         small_side=32,
         rows=32,
         row_block=128,
+        logits=Tile(32, 32, 4, 1, 1),
     ),
 }
 
@@ -107,7 +115,7 @@ def _override(tuning: Tuning, fields: dict[str, Any]) -> Tuning:
     known = {f.name for f in dataclasses.fields(Tuning)}
     if unknown := sorted(set(fields) - known):
         raise ValueError(f"unknown tuning fields {unknown}; the fields are {sorted(known)}")
-    tiles = {k: Tile(**v) for k, v in fields.items() if k in ("large", "medium")}
+    tiles = {k: Tile(**v) for k, v in fields.items() if k in ("large", "medium", "logits")}
     return dataclasses.replace(tuning, **{**fields, **tiles})
 
 

@@ -23,6 +23,7 @@ KERNEL_MODULES = (
     "loss_math",
     "loss_kernels",
     "loss_rows",
+    "loss_gemm",
     "loss_triton",
     "linear_triton",
 )
