@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
-__all__ = ["OURS", "Entrant", "Unavailable", "Verdict", "collect", "one_line", "unpatched"]
+__all__ = ["OURS", "Entrant", "Unavailable", "Verdict", "collect", "one_line", "patched", "unpatched"]
 
 OURS: Final = "muonrl"
 """Name of our implementation in its defaults, in every suite: what everything else is compared with."""
@@ -55,6 +56,19 @@ class Verdict:
 def unpatched() -> AbstractContextManager[None]:
     """The context of an implementation that runs as it is."""
     return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def patched(module: ModuleType, replacements: Mapping[str, Any]) -> Iterator[None]:
+    """Put other objects under some names of a module for as long as the context lasts."""
+    before = {name: getattr(module, name) for name in replacements}
+    for name, value in replacements.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def one_line(error: BaseException) -> str:

@@ -51,6 +51,7 @@ _SHOWN: Final = (
 )
 _SHOWN_LOSSES: Final = (
     ("muonrl", "single pass", 2048),
+    ("muonrl fused", "fused", 2048),
     ("naive", "naive", 2048),
     ("checkpoint", "checkpoint", 2048),
     ("trl", "recompute", 4096),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
-from benchmarks.entrant import OURS, unpatched
+from benchmarks.entrant import OURS, patched, unpatched
 from muonrl_kernels import Muon
 from muonrl_kernels.backend import fast_compute_dtype
 from muonrl_kernels.coefficients import KJ, Triple
@@ -27,7 +26,6 @@ __all__ = [
     "Implementation",
     "in_fp32",
     "own_implementations",
-    "patched",
     "plain_scale",
     "rewritten",
 ]
@@ -68,19 +66,6 @@ class Implementation:
     norm_factor: float = 1.0
     scale: Callable[[int, int], float] | None = plain_scale
     active: Callable[[], AbstractContextManager[Any]] = unpatched
-
-
-@contextlib.contextmanager
-def patched(module: ModuleType, replacements: Mapping[str, Any]) -> Iterator[None]:
-    """Put other objects under some names of a module for as long as the context lasts."""
-    before = {name: getattr(module, name) for name in replacements}
-    for name, value in replacements.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
 
 
 def rewritten(module: ModuleType, name: str, changes: Mapping[str, str]) -> Any:

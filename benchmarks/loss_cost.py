@@ -84,17 +84,30 @@ def _products(n: int, p: Problem, chunks: int, logits: int, weight_grad: float) 
     ]
 
 
-def _single_pass(p: Problem) -> list[Op]:
+def _scaled(p: Problem) -> Op:
+    """The gradients that were kept in the forward pass get the factor of the backward pass."""
+    nbytes = (FP32 + p.size) * p.vocabulary * p.hidden + 2 * p.size * p.rows * p.hidden
+    return _pass("scaled gradients", nbytes, 2)
+
+
+def _single_pass(p: Problem, n: int) -> list[Op]:
     """Ours: fp32 logits of a chunk are read for their statistics and once more for the gradient, written in place."""
-    n, k = p.valid, _chunks(p.valid, p.chunk)
+    k = _chunks(n, p.chunk)
     nv = n * p.vocabulary
-    head = p.vocabulary * p.hidden
     return [
         *_products(n, p, k, FP32, 2 * FP32),
         _pass("statistics", FP32 * nv, k),
         _pass("gradient of the logits", (FP32 + p.size) * nv, k),
-        _pass("scaled gradients", (FP32 + p.size) * head + 2 * p.size * p.rows * p.hidden, 2),
+        _scaled(p),
     ]
+
+
+def _fused(p: Problem) -> list[Op]:
+    """Ours with products of its own: logits are reduced in registers, and computed again where their gradient is written."""
+    n, k = p.valid, _chunks(p.valid, p.chunk)
+    statistics, *gradients = _products(n, p, k, 0, 2 * FP32)
+    logits_again = _products(n, p, k, p.size, 0)[0]
+    return [statistics, logits_again, *gradients, _scaled(p)]
 
 
 def _softmax_passes(n: int, p: Problem, chunks: int) -> list[Op]:
@@ -144,7 +157,9 @@ def _recompute(p: Problem, n: int) -> list[Op]:
 
 
 ALGORITHMS: Final[dict[str, Callable[[Problem], list[Op]]]] = {
-    "single pass": _single_pass,
+    "single pass": lambda p: _single_pass(p, p.valid),
+    "single pass all rows": lambda p: _single_pass(p, p.rows),
+    "fused": _fused,
     "naive": _naive,
     "checkpoint": _checkpoint,
     "recompute": lambda p: _recompute(p, p.valid),

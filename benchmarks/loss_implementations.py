@@ -5,9 +5,11 @@ All compute the same: PPO's clipped surrogate with a truncated importance weight
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.entrant import OURS, unpatched
+from benchmarks.entrant import OURS, patched, unpatched
 from benchmarks.loss_workload import CLIP_HIGH, CLIP_LOW, IS_HIGH, Batch
 from muonrl_kernels import linear_policy_loss, policy_loss
 
@@ -89,24 +91,23 @@ def _checkpointed(b: Batch) -> Tensor:
     return token_mean(torch.cat(parts), b, rows)
 
 
-def _ours(**options: Any) -> Callable[[Batch], Tensor]:
-    def call(b: Batch) -> Tensor:
-        loss, _ = linear_policy_loss(
-            b.hidden,
-            b.weight,
-            b.targets,
-            b.old_logp,
-            b.advantages,
-            b.mask,
-            rollout_logp=b.rollout_logp,
-            clip_low=CLIP_LOW,
-            clip_high=CLIP_HIGH,
-            is_high=IS_HIGH,
-            **options,
-        )
-        return loss
-
-    return call
+def _ours(b: Batch, *, bounded: bool = False, **options: Any) -> Tensor:
+    """Our linear loss; `bounded` tells it the number of valid rows, which a GPU is not asked for."""
+    loss, _ = linear_policy_loss(
+        b.hidden,
+        b.weight,
+        b.targets,
+        b.old_logp,
+        b.advantages,
+        b.mask,
+        rollout_logp=b.rollout_logp,
+        clip_low=CLIP_LOW,
+        clip_high=CLIP_HIGH,
+        is_high=IS_HIGH,
+        valid_rows=b.valid if bounded else None,
+        **options,
+    )
+    return loss
 
 
 def _ours_elementwise(b: Batch) -> Tensor:
@@ -124,24 +125,20 @@ def _ours_elementwise(b: Batch) -> Tensor:
 
 
 def own_losses(device: torch.device, compute: torch.dtype) -> list[LossImplementation]:
-    """Ours in its defaults, plain PyTorch, and on a GPU our PyTorch path beside the Triton one.
+    """Ours, plain PyTorch, and on a GPU ours in other ways as well.
 
     Names are unique among the linear ones and among the elementwise ones.
     """
     rows = _CHUNK[device.type]
+    on_gpu = device.type == "cuda"
+    how = f"linear_policy_loss, {'valid_rows given' if on_gpu else 'defaults'}; valid rows"
+    ours = partial(_ours, bounded=on_gpu)
+    checkpoints = f"chunks of {rows} rows under torch.utils.checkpoint; valid rows"
+    plain = "F.linear, log_softmax, gather; all rows"
     found = [
-        LossImplementation(
-            OURS, "linear_policy_loss, defaults; valid rows", compute, _ours(), "single pass", rows
-        ),
-        LossImplementation(NAIVE, "F.linear, log_softmax, gather; all rows", compute, _naive, NAIVE),
-        LossImplementation(
-            "checkpoint",
-            f"chunks of {rows} rows under torch.utils.checkpoint; valid rows",
-            compute,
-            _checkpointed,
-            "checkpoint",
-            rows,
-        ),
+        LossImplementation(OURS, how, compute, ours, "single pass", rows),
+        LossImplementation(NAIVE, plain, compute, _naive, NAIVE),
+        LossImplementation("checkpoint", checkpoints, compute, _checkpointed, "checkpoint", rows),
         LossImplementation(
             OURS, "policy_loss, defaults", torch.float32, _ours_elementwise, "", kind="elementwise"
         ),
@@ -154,11 +151,27 @@ def own_losses(device: torch.device, compute: torch.dtype) -> list[LossImplement
             kind="elementwise",
         ),
     ]
-    if device.type == "cuda":
-        torch_path = _ours(backend="torch")
-        found.append(
-            LossImplementation(
-                OURS + " torch", "backend='torch'; valid rows", compute, torch_path, "single pass", rows
-            )
-        )
-    return found
+    return found + (_on_gpu_only(compute, rows) if on_gpu else [])
+
+
+def _on_gpu_only(compute: torch.dtype, rows: int) -> list[LossImplementation]:
+    """Ours in other ways: without a bound on the valid rows, in PyTorch, and with products of our own for the logits."""
+    triton = importlib.import_module("muonrl_kernels.linear_triton")
+    fused = {"run_loss": partial(triton.run_loss, head_path="fused")}
+    ours = partial(LossImplementation, compute=compute, chunk=rows)
+    return [
+        ours(OURS + " unbounded", "defaults; all rows", call=_ours, algorithm="single pass all rows"),
+        ours(
+            OURS + " torch",
+            "backend='torch'; valid rows",
+            call=partial(_ours, backend="torch"),
+            algorithm="single pass",
+        ),
+        ours(
+            OURS + " fused",
+            "valid_rows given, head_path='fused'; valid rows",
+            call=partial(_ours, bounded=True),
+            algorithm="fused",
+            active=lambda: patched(triton, fused),
+        ),
+    ]

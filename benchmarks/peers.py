@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch.nn import Parameter
 
-from benchmarks.entrant import Unavailable, collect
-from benchmarks.implementations import MOMENTUM, Implementation, in_fp32, patched, rewritten
+from benchmarks.entrant import Unavailable, collect, patched
+from benchmarks.implementations import MOMENTUM, Implementation, in_fp32, rewritten
 from muonrl_kernels.coefficients import KJ, YOU, Triple
 
 __all__ = ["PEERS", "peer_implementations"]

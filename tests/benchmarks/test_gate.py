@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from benchmarks.cases import Case
+from benchmarks.entrant import patched
 from benchmarks.gate import FACTOR, SHAPES, check
 from benchmarks.implementations import (
     Implementation,
     own_implementations,
-    patched,
     rewritten,
 )
 from benchmarks.muon_suite import run_case

@@ -46,6 +46,8 @@ def test_the_floors_of_the_design():
     ("algorithm", "factor", "rows"),
     [
         ("single pass", 6, 12),
+        ("single pass all rows", 6, 40),
+        ("fused", 8, 12),
         ("naive", 6, 40),
         ("checkpoint", 8, 12),
         ("recompute", 8, 12),
@@ -58,7 +60,7 @@ def test_products_add_up_to_the_formulas_over_the_rows_that_enter(algorithm, fac
 
 
 def test_every_algorithm_is_checked():
-    assert set(ALGORITHMS) == {"single pass", "naive", "checkpoint", "recompute", "recompute all rows"}
+    assert len(ALGORITHMS) == 7
     with pytest.raises(ValueError, match="algorithm must be one of single pass, .*, got 'magic'"):
         loss_ops("magic", Problem(1, 1, 1, 1))
 
@@ -78,6 +80,15 @@ def test_bytes_of_a_single_pass_by_hand():
     assert ops["scaled gradients"].nbytes == (4 + 2) * 15 + 2 * 2 * 8 * 3
     assert len(ops) == 6
     assert ops["logits"].launches == 2
+
+
+def test_the_fused_path_moves_no_fp32_logits():
+    # The sizes of the single pass above; only the gradient of the logits is written, in 2 bytes, and read twice.
+    weight, rows, logits = 2 * 2 * 15, 2 * 12, 2 * 20
+    products = (
+        (rows + weight) + (rows + weight + logits) + (logits + weight + rows) + (logits + rows + 2 * 8 * 15)
+    )
+    assert nbytes("fused", Problem(8, 4, 3, 5, 2, 2)) == products + 6 * 15 + 4 * 24
 
 
 def test_bytes_of_the_naive_path_by_hand():
@@ -134,9 +145,9 @@ def test_estimates_say_what_they_are_and_leave_the_elementwise_case_out():
     assert text.startswith("ESTIMATE from the cost model, not a measurement")
     assert "one triangle" not in text and "tokens" not in text
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "h2560-30" in line]
-    assert [row[1] for row in rows] == ["muonrl", "naive", "checkpoint", "trl"]
-    # 6 x 9830 x 2560 x 151936 and 6 x 32768 x ... in TFLOP
-    assert [row[3] for row in rows[:2]] == ["22.9", "76.5"]
+    assert [row[1] for row in rows] == ["muonrl", "muonrl fused", "naive", "checkpoint", "trl"]
+    # 6 and 8 x 9830 x 2560 x 151936, and 6 x 32768 x ..., in TFLOP
+    assert [row[3] for row in rows[:3]] == ["22.9", "30.6", "76.5"]
 
 
 def test_a_kernel_takes_the_longest_of_its_costs():

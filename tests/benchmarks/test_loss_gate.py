@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.entrant import OURS
+from benchmarks.loss_cost import ALGORITHMS
 from benchmarks.loss_gate import LOSS_FLOOR, check_loss
 from benchmarks.loss_implementations import LossImplementation, own_losses, plain_logp, token_mean
 from benchmarks.loss_peers import LOSS_PEERS, loss_peers
@@ -122,6 +123,22 @@ def test_everything_that_ships_passes():
     for item in found:
         verdict = check_loss(item, CPU)
         assert verdict.passed, (item.name, verdict)
+
+
+def test_a_gpu_gets_every_way_that_ours_has():
+    from muonrl_kernels import linear_triton
+
+    found = {
+        item.name: item for item in own_losses(torch.device("cuda"), torch.bfloat16) if item.kind == "linear"
+    }
+    ours = [name for name in found if name.startswith(OURS)]
+    assert ours == [OURS, "muonrl unbounded", "muonrl torch", "muonrl fused"]
+    assert all(item.algorithm in ALGORITHMS and item.compute == torch.bfloat16 for item in found.values())
+    before = linear_triton.run_loss
+    with found["muonrl fused"].active():
+        assert linear_triton.run_loss.keywords == {"head_path": "fused"}
+        assert linear_triton.run_loss.func is before
+    assert linear_triton.run_loss is before
 
 
 def test_every_peer_is_found_or_named_with_its_error(monkeypatch):

@@ -153,7 +153,7 @@ def test_a_run_leaves_json_table_and_plot(tmp_path, capsys):
         "--device",
         "cpu",
     ]
-    assert main([*words, "--threads", "1", "--budget", "6", "--output", str(tmp_path)]) == 0
+    assert main([*words, "--threads", "1", "--budget", "2", "--output", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Policy loss times") and "ESTIMATE from the cost model" in text
     report = load(tmp_path / "loss.json")
