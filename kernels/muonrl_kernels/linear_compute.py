@@ -182,17 +182,6 @@ class TokenInputs:
     on_policy: bool = False
 
 
-def _on_policy(
-    hidden: Tensor, head: Head, targets: Tensor, tokens: Tokens, rows: int | None, triton: bool
-) -> Tokens:
-    """The tokens with pi_old = pi_theta. The row kernels read log pi_old, so it is computed for them first."""
-    if not triton or hidden.shape[0] == 0:
-        return replace(tokens, on_policy=True)
-    h = torch.where(tokens.valid.unsqueeze(1), hidden, 0.0)
-    old, _, _ = logprob_forward(h, head, torch.where(tokens.valid, targets, 0), rows, triton)
-    return replace(tokens, old=torch.where(tokens.valid, old, 0.0))
-
-
 def _run_triton_by_sequence(
     hidden: Tensor, head: Head, targets: Tensor, tokens: Tokens, options: LossOptions, grads: Gradients | None,
     rows: int | None,
@@ -231,7 +220,7 @@ def compute_loss(
         statistics_dtype(hidden),
     )  # fmt: skip
     if given.on_policy:
-        tokens = _on_policy(hidden, head, targets, tokens, chunk_rows, triton)
+        tokens = replace(tokens, on_policy=True)
     scale = None
     if not triton or hidden.shape[0] == 0:
         terms = _run(hidden, head, targets, tokens, options, grads, chunk_rows)

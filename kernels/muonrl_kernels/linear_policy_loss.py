@@ -241,7 +241,7 @@ def linear_policy_loss(
         hidden, weight, bias, temperature, softcap, logit_scale, vocab_size, chunk_rows: as in :func:`linear_logprob`.
         targets: [N] int64; masked slots may hold anything.
         old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens: as in :func:`policy_loss`, packed [N].
-            Without old_logp rollout_logp cannot be given, and Triton computes the logits twice.
+            Without old_logp rollout_logp cannot be given.
         valid_rows: upper bound on the number of valid rows, where the host knows one: on a GPU, which is not asked for the
             number, the products run over so many rows instead of all N. Too small a bound makes the loss NaN there.
         backend: "auto", "triton" or "torch".
@@ -260,7 +260,7 @@ def linear_policy_loss(
     parallel = DataParallel.make(dp_group, dp_reduction)
     _check_rows(hidden, weight, targets, temperature)
     given = _tokens(targets, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
-    requested = require_torch(backend, chosen.torch_only if tp_group is None else "tp_group")
+    requested = require_torch(backend, None if tp_group is None else "tp_group")
     triton = takes_loss_kernels(requested, "linear_policy_loss", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
     head = Head.make(weight, bias, temperature, softcap, logit_scale, vocab_size, hidden.dtype, shard)

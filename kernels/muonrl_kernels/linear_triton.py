@@ -152,7 +152,7 @@ def logprob_backward(
 def _token_tables(t: Tokens, o: LossOptions) -> dict[str, Any]:
     largest = t.share.abs().amax()
     return {
-        "old_ptr": t.old,
+        "old_ptr": None if t.on_policy else t.old,
         "advantage_ptr": t.advantages,
         "ref_ptr": t.ref,
         "w_ptr": t.w,

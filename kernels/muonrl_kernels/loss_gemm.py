@@ -160,7 +160,9 @@ def combine_tiles(
         z_y = tl.where((target >= 0) & (target < vocabulary), z_y + zero, float("nan"))
         logp, entropy, lse, rest = combine_statistics(m + zero, others + zero, shifted + zero, z_y)
         valid = at >= 0
-        old = tl.load(old_ptr + at)
+        old = logp
+        if old_ptr is not None:
+            old = tl.load(old_ptr + at)
         ref = logp
         if ref_ptr is not None:
             ref = tl.load(ref_ptr + at)

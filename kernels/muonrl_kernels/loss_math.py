@@ -123,7 +123,8 @@ def token_terms(
 ):
     """(loss, d_logp, d_entropy, ratio, clipped low, high, dual) of tokens whose masked slots hold 0.
 
-    low, high: bounds of the ratio. dual: infinite for none. KL "none" leaves out the term. `share` weighs everything.
+    low, high: bounds of the ratio. dual: infinite for none. `share` weighs everything. KL: "none" leaves out the term; with
+    "_weighted" after its name the estimator is multiplied by the ratio, through which a gradient flows as well.
     """
     raw = logp - old
     x = _clamp(raw, limit)
@@ -141,7 +142,7 @@ def token_terms(
         is_above = valid & (advantage > 0.0) & (ratio > high)
         is_dual = valid & (advantage < 0.0) & (ratio > dual)
         loss = tl.maximum(-ratio * advantage, -bounded * advantage)
-        loss = tl.where(is_dual, -dual * advantage, loss)
+        loss = tl.where(is_dual, tl.where(is_dual, dual, 0.0) * -advantage, loss)
         moving = inside & ((is_below | is_above | is_dual) == 0)
         slope = tl.where(moving, -ratio * advantage, 0.0)
     loss = loss * w
@@ -149,17 +150,21 @@ def token_terms(
     if KL != "none":
         away = ref - logp
         y = _clamp(away, limit)
-        if KL == "k1":
+        if KL == "k1" or KL == "k1_weighted":
             term = -y
             d_term = y * 0.0 + 1.0
-        elif KL == "k2":
+        elif KL == "k2" or KL == "k2_weighted":
             term = 0.5 * y * y
             d_term = -y
         else:
             term = _k3(y)
             d_term = -expm1(y)
+        d_term = tl.where(y == away, d_term, 0.0)
+        if KL == "k1_weighted" or KL == "k2_weighted" or KL == "k3_weighted":
+            term = term * ratio
+            d_term = d_term * ratio + tl.where(inside, term, 0.0)
         loss += beta * term
-        slope += beta * tl.where(y == away, d_term, 0.0)
+        slope += beta * d_term
     loss -= entropy_coef * entropy
     loss = tl.where(valid, loss * share, 0.0)
     d_logp = tl.where(valid, slope * share, 0.0)

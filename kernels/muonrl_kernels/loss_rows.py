@@ -200,7 +200,8 @@ def loss_rows(
 
     Rows are the tokens index_ptr[first + row], valid ones first; valid_count_ptr says how many there are, and a row beyond
     them only clears its gradient. Token tables hold whole calls. Shares are divided by unit_ptr, so that gradients have the
-    size of log-probabilities'. out_ptr None: no gradient. Partials: [rows, COLUMNS], zero where no row is valid.
+    size of log-probabilities'. old_ptr None: pi_old is pi_theta. out_ptr None: no gradient. Partials: [rows, COLUMNS], zero
+    where no row is valid.
     """
     row = tl.program_id(0)
     number = first + row
@@ -214,7 +215,9 @@ def loss_rows(
         )
         at = token + tl.arange(0, 1)
         valid = at >= 0
-        old = tl.load(old_ptr + at)
+        old = logp
+        if old_ptr is not None:
+            old = tl.load(old_ptr + at)
         ref = logp
         if ref_ptr is not None:
             ref = tl.load(ref_ptr + at)

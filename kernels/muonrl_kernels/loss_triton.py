@@ -45,7 +45,9 @@ def hyper(o: LossOptions) -> dict[str, float]:
 
 def kl_name(o: LossOptions, has_ref: bool) -> str:
     """The estimator to compile in; "none" without a KL term."""
-    return o.kl if o.beta != 0.0 and has_ref else "none"
+    if o.beta == 0.0 or not has_ref:
+        return "none"
+    return f"{o.kl}_weighted" if o.kl_weighted else o.kl
 
 
 @dataclass(frozen=True)

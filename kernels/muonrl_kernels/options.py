@@ -81,7 +81,7 @@ class LossOptions:
             is one of its micro-batches. A number or a one-element device tensor.
         beta, kl: adds beta times the estimator "k1", "k2" or "k3" of KL(theta | ref) to each token's l.
         kl_weighted: the estimator is multiplied by r, through which its gradient flows as well (DeepSeek-V3.2,
-            arXiv 2512.02556). Runs on PyTorch operations.
+            arXiv 2512.02556).
         entropy_coef: subtracts entropy_coef times the entropy from each token's l.
         log_ratio_clamp: log-ratios are clamped to +- this (natural logarithm); outside, their gradient is exactly 0.
 
@@ -126,11 +126,6 @@ class LossOptions:
             raise ValueError("agg='constant' divides by a constant: give normalizer")
         if isinstance(self.normalizer, Tensor) and self.normalizer.numel() != 1:
             raise ValueError("normalizer must be a number or a one-element tensor")
-
-    @property
-    def torch_only(self) -> str | None:
-        """The option that no Triton kernel has, if it is used."""
-        return "kl_weighted" if self.kl_weighted and self.beta != 0.0 else None
 
     def needs_sequences(self, weighted: bool) -> bool:
         """Whether the tokens of one sequence depend on each other; `weighted` says that there is a rollout policy."""

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from muonrl_kernels.backend import takes_loss_kernels
 from muonrl_kernels.metrics import EXTREMA, SUMS, LossMetrics
 from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
-from muonrl_kernels.parallel import DataParallel, Reduction, require_torch
+from muonrl_kernels.parallel import DataParallel, Reduction
 from muonrl_kernels.tokens import Tokens, check_tokens, inverse, prepare, sequence_sum
 
 __all__ = ["Terms", "compute", "evaluate", "policy_loss"]
@@ -268,8 +268,7 @@ def policy_loss(
     chosen = choose_options(preset, options)
     old_logp = logp.detach() if old_logp is None else old_logp
     parallel = DataParallel.make(dp_group, dp_reduction)
-    requested = require_torch(backend, chosen.torch_only)
-    triton = takes_loss_kernels(requested, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
+    triton = takes_loss_kernels(backend, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
     with torch.no_grad():
         terms, scale = compute(
             logp, old_logp, advantages, mask, rollout_logp, ref_logp, entropy, cu_seqlens, chosen, triton, parallel

@@ -1,4 +1,4 @@
-"""Without old log-probabilities the row kernels get them computed first."""
+"""Without old log-probabilities the row kernels take their own."""
 
 from __future__ import annotations
 
