@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,17 +20,15 @@ from benchmarks.machine import cache_filler, extra_memory, free_memory, seconds_
 from benchmarks.results import CaseResult, Measurement
 from benchmarks.run import MODELLED, Plan, Suite, dtype_name, run_plans
 
-__all__ = ["LOSS", "LossContender", "batch_of", "plan_rows", "run_loss_case"]
+__all__ = ["LOSS", "Cost", "LossContender", "batch_of", "fit_cost", "plan_rows", "run_loss_case"]
 
-_PROBE_ROWS: Final = {"cpu": 256, "cuda": 4096}
+_PROBE_ROWS: Final = {"cpu": 128, "cuda": 4096}
 _QUICK: Final = 0.5
-"""A probe shorter than this many seconds is repeated: the first call also starts threads and compiles."""
+"""Calls of a probe shorter than this many seconds are repeated more often."""
 _MEMORY_SHARE: Final = 0.85
 _COPIES: Final = 4
 """fp32 copies of the whole logits that the naive path may hold at once."""
 _CORE_SHARE: Final = 0.5
-_FULL_ROUNDS: Final = 1
-"""Rounds that must fit: large cases take minutes a round on a CPU, and what is left of the time adds rounds."""
 _LEAST_WORK: Final = 4e10
 """No case counts for less than this many operations where the time is shared out."""
 _WARM_UPS: Final = {"cpu": 0, "cuda": 2}
@@ -91,40 +90,75 @@ def batch_of(case: LossCase, rows: int, device: torch.device, compute: torch.dty
     return draw(rows, case.hidden, case.vocabulary, valid, device, compute)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one pass: `fixed`, whatever the rows (the gradient of the head is as large for one), and `row` a row."""
+
+    fixed: float
+    row: float
+
+    def seconds(self, rows: int) -> float:
+        """Of so many rows."""
+        return self.fixed + self.row * rows
+
+
+def fit_cost(few: tuple[int, float], more: tuple[int, float]) -> Cost:
+    """The line through two measurements (rows, seconds); through the larger one and 0 where noise has turned it over."""
+    slope = (more[1] - few[1]) / (more[0] - few[0]) if more[0] > few[0] else 0.0
+    fixed = more[1] - slope * more[0]
+    if slope <= 0.0 or fixed <= 0.0:
+        return Cost(0.0, more[1] / more[0])
+    return Cost(fixed, slope)
+
+
+def _shortest(contender: LossContender, calls: int) -> float:
+    """The best of so many calls, of twice as many where they are short."""
+    samples = [contender.seconds() for _ in range(calls)]
+    while len(samples) < 2 * calls and samples[-1] < _QUICK:
+        samples.append(contender.seconds())
+    return min(samples)
+
+
 def _probe(
     case: LossCase, implementations: Sequence[LossImplementation], device: torch.device
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds a row of each implementation, by a few rows of the case, and the errors of those that fail."""
-    rows = min(case.rows, case.rows if case.kind == "elementwise" else _PROBE_ROWS[device.type])
-    batch = batch_of(case, rows, device, implementations[0].compute)
-    costs: dict[str, float] = {}
+) -> tuple[dict[str, Cost], dict[str, str]]:
+    """What a pass of each implementation costs, by a few rows of the case, and the errors of those that fail."""
+    most = min(case.rows, _PROBE_ROWS[device.type])
+    costs: dict[str, Cost] = {}
     failed: dict[str, str] = {}
+    compute = implementations[0].compute
+    few, more = (batch_of(case, rows, device, compute) for rows in (max(1, most // 4), most))
     for item in implementations:
-        contender = LossContender(item, batch, lambda: None)
         try:
-            samples = [contender.seconds()]
-            while len(samples) < 3 and samples[-1] < _QUICK:
-                samples.append(contender.seconds())
+            # The very first call also loads code and starts threads.
+            first = _shortest(LossContender(item, few, lambda: None), 2)
+            second = _shortest(LossContender(item, more, lambda: None), 1)
         except Exception as error:  # noqa: BLE001 - a peer that fails is reported with its error
             failed[item.name] = one_line(error)
             continue
-        costs[item.name] = min(samples) / rows
+        costs[item.name] = fit_cost((few.mask.numel(), first), (most, second))
     return costs, failed
 
 
 def _affordable(
-    case: LossCase, names: Sequence[str], costs: Mapping[str, float], budget: float, room: float
+    case: LossCase, names: Sequence[str], costs: Mapping[str, Cost], budget: float, room: float
 ) -> int:
     """The rows on which `names` can take their turns in `budget` seconds and `room` bytes; 0 if there are none."""
-    seconds = _FULL_ROUNDS * sum(costs[name] for name in names)
     element = 4 * _COPIES * case.vocabulary if NAIVE in names else 0
     head = 4 * 4 * case.vocabulary * case.hidden
-    limit = min(budget / seconds, (_MEMORY_SHARE * room - head) / element if element else float("inf"))
-    return shrink_rows(case, limit)
+    rows = shrink_rows(case, (_MEMORY_SHARE * room - head) / element) if element else case.rows
+    while rows and _round(names, costs, rows) > budget:
+        rows //= 2
+    return rows
+
+
+def _round(names: Sequence[str], costs: Mapping[str, Cost], rows: int) -> float:
+    """Seconds of one round."""
+    return sum(costs[name].seconds(rows) for name in names)
 
 
 def plan_rows(
-    case: LossCase, costs: Mapping[str, float], budget: float, room: float = float("inf")
+    case: LossCase, costs: Mapping[str, Cost], budget: float, room: float = float("inf")
 ) -> list[Plan]:
     """Who takes turns on how many rows within `budget` seconds and `room` bytes.
 
@@ -135,8 +169,8 @@ def plan_rows(
     def plan(group: int, names: Sequence[str], share: float) -> Plan:
         rows = _affordable(case, names, costs, budget * share, room)
         shapes = ((case.hidden, case.vocabulary, rows),)
-        seconds = rows * sum(costs[name] for name in names)
-        return Plan(group, tuple(names), shapes, share, at_least=_FULL_ROUNDS, round_seconds=seconds)
+        seconds = _round(names, costs, rows)
+        return Plan(group, tuple(names), shapes, share, at_least=1, round_seconds=seconds)
 
     everybody = plan(0, list(costs), 1.0)
     core = [name for name in costs if name in (OURS, NAIVE)]
@@ -241,7 +275,8 @@ def _notes(device: torch.device) -> Sequence[str]:
         "extra memory: peak of the first call beyond its inputs, gradients included",
         "on a GPU the L2 cache is overwritten before each call"
         if device.type == "cuda"
-        else "torch.compile is switched off on a CPU; few rows are measured for want of time where it says so",
+        else "torch.compile is switched off on a CPU",
+        "a time extrapolated from few rows is too long: the gradient of the head costs as much for few rows as for many",
     )
 
 

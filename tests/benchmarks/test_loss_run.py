@@ -9,7 +9,7 @@ from benchmarks.cli import main
 from benchmarks.entrant import OURS
 from benchmarks.loss_cases import LOSS_CASES, LossCase
 from benchmarks.loss_implementations import NAIVE, LossImplementation, plain_logp, token_mean
-from benchmarks.loss_suite import LOSS, LossContender, batch_of, plan_rows, run_loss_case
+from benchmarks.loss_suite import LOSS, Cost, LossContender, batch_of, fit_cost, plan_rows, run_loss_case
 from benchmarks.loss_workload import draw
 from benchmarks.results import load
 from muonrl_kernels import linear_policy_loss
@@ -17,8 +17,7 @@ from muonrl_kernels import linear_policy_loss
 CPU = torch.device("cpu")
 TINY = LossCase("tiny", "a tiny case", 64, 8, 31, 0.3)
 LARGE = LOSS_CASES["h512-30"]
-COSTS = {OURS: 1e-3, NAIVE: 7e-3, "checkpoint": 2e-3, "trl": 8e-3}
-"""Seconds a row."""
+COSTS = {OURS: Cost(0, 1e-3), NAIVE: Cost(0, 7e-3), "checkpoint": Cost(0, 2e-3), "trl": Cost(0, 8e-3)}
 
 
 def plain(b):
@@ -52,8 +51,20 @@ def test_ours_and_naive_keep_more_rows_where_time_is_short():
 
 def test_nothing_fits_no_time():
     assert plan_rows(LARGE, COSTS, 1e-4) == []
-    (plan,) = plan_rows(LARGE, {OURS: 1e-3}, 1.1)
+    (plan,) = plan_rows(LARGE, {OURS: Cost(0, 1e-3)}, 1.1)
     assert plan.names == (OURS,) and rows(plan) == 1024
+
+
+def test_a_cost_that_does_not_depend_on_the_rows_is_counted_once():
+    assert fit_cost((10, 2.0), (30, 4.0)) == Cost(1.0, 0.1)
+    assert Cost(1.0, 0.1).seconds(100) == 11.0
+    # Noise: more rows in less time, or a line that starts below zero.
+    assert fit_cost((10, 2.0), (20, 1.0)) == Cost(0.0, 0.05)
+    assert fit_cost((10, 0.1), (20, 2.0)) == Cost(0.0, 0.1)
+    assert fit_cost((1, 2.0), (1, 2.0)) == Cost(0.0, 2.0)
+    # 1 s and 4096 ms fit 5.2 s; 16 times a probe of 256 rows would be 20 s.
+    (plan,) = plan_rows(LARGE, {OURS: Cost(1.0, 1e-3)}, 5.2)
+    assert rows(plan) == 4096
 
 
 def test_the_logits_of_the_naive_path_must_fit_the_memory():
