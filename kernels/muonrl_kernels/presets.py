@@ -104,7 +104,7 @@ _VERL: Final = Preset(
         {
             "loss_type": {
                 "vanilla": {"loss_type": "ppo"},
-                "gspo": {"loss_type": "gspo", "dual_clip": None},
+                "gspo": {"loss_type": "gspo", "dual_clip": None, "log_ratio_clamp": 10.0},
                 "cispo": {"loss_type": "cispo", "dual_clip": None},
             },
             "agg": {
