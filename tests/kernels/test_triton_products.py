@@ -146,7 +146,7 @@ def test_product_with_the_iterate(layout: Layout) -> None:
         assert not got[m:].any() and not got[:, n:].any()
 
 
-@pytest.mark.parametrize("scale", [1e-36, 1e-20, 1.0, 1e18, 3e37])
+@pytest.mark.parametrize("scale", [1e-41, 1e-36, 1e-20, 1.0, 1e18, 3e37, 1.1e38])
 def test_first_iterates_have_unit_entries_at_any_scale(layout: Layout, scale: float) -> None:
     from muonrl_kernels.triton_ops import Source, first_iterate, prepare
 
