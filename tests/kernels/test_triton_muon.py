@@ -300,6 +300,26 @@ def test_the_defaults_of_torch_change_no_bit(triton_device: torch.device, option
         assert_exactly(q.detach(), p.detach())
 
 
+@pytest.mark.parametrize("options", [{}, {"variant": "normuon"}, {"normalize": "schatten4"}])
+def test_memory_that_nobody_wrote_is_not_read(triton_device: torch.device, options: dict[str, Any]) -> None:
+    """torch's deterministic mode fills new memory with NaN."""
+    plain, _ = twins(triton_device, lr=0.1, **options)
+    filled, _ = twins(triton_device, lr=0.1, **options)
+    with torch.no_grad():
+        for p, q in zip(parameters(plain), parameters(filled), strict=True):
+            q.copy_(p)
+    set_gradients(plain, filled)
+    plain.step()
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(True)
+        filled.step()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    for p, q in zip(parameters(plain), parameters(filled), strict=True):
+        assert_exactly(q.detach(), p.detach())
+
+
 def test_autograd_notices_a_step_between_forward_and_backward(triton_device: torch.device) -> None:
     optimizer, _ = twins(triton_device, ((20, 30), (36, 40)), lr=0.1)
     losses = [(p * p).sum() for p in parameters(optimizer)]

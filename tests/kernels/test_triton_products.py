@@ -163,6 +163,49 @@ def test_first_iterates_have_unit_entries_at_any_scale(layout: Layout, scale: fl
         assert not x[m:].any() and not x[:, n:].any()
 
 
+@pytest.mark.parametrize("largest", [5, 2400])
+def test_norms_of_matrices_of_many_tiles(triton_device: torch.device, largest: int) -> None:
+    """More tiles than are added up at once, whose units differ."""
+    from muonrl_kernels.muon_prep import matrix_scales
+    from muonrl_kernels.triton_ops import OPTIONS
+
+    counts = torch.tensor([2500, 3], dtype=torch.int32, device=triton_device)
+    starts = torch.tensor([0, 2500], dtype=torch.int32, device=triton_device)
+    peaks = 2.0 ** torch.randint(-4, 0, (2503,), device=triton_device).float()
+    peaks[largest] = 1.0
+    sums = torch.rand(2503, device=triton_device)
+    gains = torch.tensor([3.0, 5.0], device=triton_device)
+    scales, finite = torch.empty(2, 2, device=triton_device), torch.empty_like(counts)
+    matrix_scales[(2,)](peaks, sums, starts, counts, gains, scales, finite, 1e-7, 1, CHUNK=1024, **OPTIONS)
+    for part, gain, (reciprocal, factor) in zip((peaks[:2500], peaks[2500:]), gains, scales, strict=True):
+        tiles = sums[:2500] if part.numel() == 2500 else sums[2500:]
+        norm = (tiles.double() * part.double().square()).sum().sqrt()
+        assert reciprocal == 1 / part.max()
+        assert abs(factor * reciprocal * norm / gain - 1) < 1e-5
+    assert finite.tolist() == [1, 1]
+
+
+def test_each_small_matrix_has_a_scratch_of_its_own(
+    triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muonrl_kernels import orthogonalize
+
+    empty, scratch = torch.empty, []
+
+    def recorded(*shape: Any, **options: Any) -> Tensor:
+        found = empty(*shape, **options)
+        if found.ndim == 4:
+            scratch.append(found.zero_())
+        return found
+
+    monkeypatch.setattr(torch, "empty", recorded)
+    matrices = [torch.randn(24, 30 + 20 * i, device=triton_device) for i in range(3)]
+    orthogonalize(matrices, backend="triton", out=[torch.zeros_like(m) for m in matrices])
+    (found,) = scratch
+    assert found.shape == (3, 4, 32, 32)
+    assert all(slot[:24, :24].any() for matrix in found for slot in matrix)
+
+
 def huge(elements: int, device: torch.device) -> Tensor:
     """An fp16 tensor of so many elements, which costs no memory until it is touched on the CPU."""
     if device.type == "cpu":
