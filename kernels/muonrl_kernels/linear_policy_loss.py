@@ -7,11 +7,11 @@ Rows that are masked out never enter a product; rows whose gradient is exactly 0
 
 from __future__ import annotations
 
+import math
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from muonrl_kernels.backend import takes_loss_kernels
@@ -26,6 +26,7 @@ from muonrl_kernels.linear_head import Gradients, Head
 from muonrl_kernels.metrics import LossMetrics
 from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
 from muonrl_kernels.parallel import DataParallel, Reduction, VocabShard, require_torch
+from muonrl_kernels.policy_loss import refuse_second_derivative
 
 __all__ = ["linear_logprob", "linear_policy_loss"]
 
@@ -62,8 +63,8 @@ class _LinearLogprob(torch.autograd.Function):
         return logprob_forward(hidden, head, targets, rows, triton)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_logp: Tensor, d_entropy: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         hidden, weight, bias, targets = ctx.saved_tensors
         grads = Gradients.zeros(hidden, weight, bias, ctx.needs_input_grad[:3])
         logprob_backward(hidden, ctx.head, targets, (d_logp, d_entropy, d_lse), grads, ctx.rows, ctx.triton)
@@ -113,6 +114,14 @@ def linear_logprob(
         RuntimeError: backend="triton" where no kernel is available.
     """
     _check_rows(hidden, weight, targets, temperature)
+    if torch.compiler.is_compiling() and tp_group is None:
+        from muonrl_kernels import loss_ops
+
+        temperatures, numbers = _head_arguments(temperature, softcap, logit_scale)
+        outputs: tuple[Tensor, Tensor, Tensor] = loss_ops.linear_logprob_op(
+            hidden, weight, bias, targets, temperatures, numbers, vocab_size, chunk_rows, backend
+        )
+        return outputs
     requested = require_torch(backend, None if tp_group is None else "tp_group")
     triton = takes_loss_kernels(requested, "linear_logprob", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
@@ -144,8 +153,8 @@ class _Attach(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         *grads, scale = ctx.saved_tensors
         factor = grad if scale is None else grad * scale
         scaled = (
@@ -209,6 +218,38 @@ def _run(
     return loss, metrics
 
 
+def _head_arguments(
+    temperature: float | Tensor, softcap: float | None, logit_scale: float
+) -> tuple[Tensor | None, list[float]]:
+    """What the operators take: temperatures by row, and numbers (NaN for no softcap)."""
+    per_row = temperature if isinstance(temperature, Tensor) else None
+    number = 1.0 if isinstance(temperature, Tensor) else float(temperature)
+    return per_row, [number, math.nan if softcap is None else float(softcap), float(logit_scale)]
+
+
+def _compiled(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    given: TokenInputs,
+    options: LossOptions,
+    head: tuple[Tensor | None, list[float]],
+    sizes: tuple[int | None, int | None, int | None],
+    backend: str,
+) -> tuple[Tensor, LossMetrics]:
+    """The loss as one operator of a compiled graph; sizes are vocab_size, chunk_rows and valid_rows."""
+    from muonrl_kernels import loss_ops
+
+    texts, numbers, normalizer = loss_ops.encode(options)
+    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, weight, bias)]
+    loss, _, _, _, sums, extrema, _ = loss_ops.linear_policy_loss_op(
+        hidden, weight, bias, targets, given.old_logp, given.advantages, given.mask, given.rollout_logp, given.ref_logp,
+        head[0], given.cu_seqlens, normalizer, given.on_policy, head[1], *sizes, wanted, texts, numbers, backend,
+    )  # fmt: skip
+    return loss, LossMetrics(sums.detach(), extrema.detach())
+
+
 def linear_policy_loss(
     hidden: Tensor,
     weight: Tensor,
@@ -260,6 +301,19 @@ def linear_policy_loss(
     parallel = DataParallel.make(dp_group, dp_reduction)
     _check_rows(hidden, weight, targets, temperature)
     given = _tokens(targets, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
+    if torch.compiler.is_compiling() and tp_group is None and parallel is None:
+        head_arguments = _head_arguments(temperature, softcap, logit_scale)
+        return _compiled(
+            hidden,
+            weight,
+            bias,
+            targets,
+            given,
+            chosen,
+            head_arguments,
+            (vocab_size, chunk_rows, valid_rows),
+            backend,
+        )
     requested = require_torch(backend, None if tp_group is None else "tp_group")
     triton = takes_loss_kernels(requested, "linear_policy_loss", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)

@@ -14,11 +14,10 @@ the linear loss can use it inside its forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from muonrl_kernels.backend import takes_loss_kernels
@@ -27,7 +26,13 @@ from muonrl_kernels.options import LossKeywords, LossOptions, choose_options
 from muonrl_kernels.parallel import DataParallel, Reduction
 from muonrl_kernels.tokens import Tokens, check_tokens, inverse, prepare, sequence_sum
 
-__all__ = ["Terms", "compute", "evaluate", "policy_loss"]
+__all__ = ["ONCE", "Terms", "compute", "evaluate", "policy_loss", "refuse_second_derivative"]
+
+ONCE: Final = (
+    "the policy losses can be differentiated once: their gradients are computed in closed form, "
+    "and a second derivative (double backward, create_graph=True) is not implemented"
+)
+"""What whoever asks for a second derivative is told."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,16 @@ def compute(
     return terms, scale
 
 
+def refuse_second_derivative() -> None:
+    """To be called in a backward pass.
+
+    Raises:
+        RuntimeError: a graph of the gradients is being recorded, for which there are no formulas.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(ONCE)
+
+
 class _PolicyLoss(torch.autograd.Function):
     """Scalar loss whose gradient was computed with it, up to the factor `scale`."""
 
@@ -214,8 +229,8 @@ class _PolicyLoss(torch.autograd.Function):
         return terms.loss.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         d_logp, d_entropy, scale = ctx.saved_tensors
         kind, entropy_kind = ctx.kinds
         factor = grad if scale is None else grad * scale
@@ -267,6 +282,15 @@ def policy_loss(
     """
     chosen = choose_options(preset, options)
     old_logp = logp.detach() if old_logp is None else old_logp
+    if torch.compiler.is_compiling() and dp_group is None:
+        from muonrl_kernels import loss_ops
+
+        texts, numbers, normalizer = loss_ops.encode(chosen)
+        loss, _, _, sums, extrema, _ = loss_ops.policy_loss_op(
+            logp, entropy, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, normalizer, texts, numbers,
+            backend,
+        )  # fmt: skip
+        return loss, LossMetrics(sums.detach(), extrema.detach(), entropy is not None)
     parallel = DataParallel.make(dp_group, dp_reduction)
     triton = takes_loss_kernels(backend, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
     with torch.no_grad():
@@ -277,7 +301,7 @@ def policy_loss(
         if parallel is not None:
             parallel.unscale_(metrics)
     flat_entropy = None if entropy is None else entropy.reshape(-1)
-    loss: Tensor = _PolicyLoss.apply(  # type: ignore[no-untyped-call]
+    result: Tensor = _PolicyLoss.apply(  # type: ignore[no-untyped-call]
         logp.reshape(-1), flat_entropy, terms, scale
     )
-    return loss, metrics
+    return result, metrics
