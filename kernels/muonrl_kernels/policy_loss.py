@@ -238,6 +238,17 @@ class _PolicyLoss(torch.autograd.Function):
         return (d_logp * factor).to(kind), entropy_grad, None, None
 
 
+def _compiled(
+    tensors: tuple[Tensor | None, ...], options: LossOptions, backend: str
+) -> tuple[Tensor, LossMetrics]:
+    """The loss as one operator of a compiled graph; `tensors` are the operator's, the entropy second."""
+    from muonrl_kernels import loss_ops
+
+    texts, numbers, normalizer = loss_ops.encode(options)
+    loss, _, _, sums, extrema, _ = loss_ops.policy_loss_op(*tensors, normalizer, texts, numbers, backend)
+    return loss, LossMetrics(sums.detach(), extrema.detach(), tensors[1] is not None)
+
+
 def policy_loss(
     logp: Tensor,
     old_logp: Tensor | None,
@@ -269,8 +280,7 @@ def policy_loss(
         backend: "auto", "triton" or "torch".
         preset: "trl" or "verl" for that system's defaults and names (see :data:`muonrl_kernels.presets`).
         dp_group: ranks that hold the other tokens of the update: the count that the loss is divided by is theirs too.
-        dp_reduction: how gradients are reduced over them afterwards, "mean" (DDP, FSDP: the loss is multiplied by
-            their number) or "sum".
+        dp_reduction: how gradients are reduced over them later, "mean" (DDP, FSDP: the loss is times their number) or "sum".
         **options: the fields of :class:`muonrl_kernels.LossOptions`, by name.
 
     Returns:
@@ -283,14 +293,8 @@ def policy_loss(
     chosen = choose_options(preset, options)
     old_logp = logp.detach() if old_logp is None else old_logp
     if torch.compiler.is_compiling() and dp_group is None:
-        from muonrl_kernels import loss_ops
-
-        texts, numbers, normalizer = loss_ops.encode(chosen)
-        loss, _, _, sums, extrema, _ = loss_ops.policy_loss_op(
-            logp, entropy, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens, normalizer, texts, numbers,
-            backend,
-        )  # fmt: skip
-        return loss, LossMetrics(sums.detach(), extrema.detach(), entropy is not None)
+        tensors = (logp, entropy, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
+        return _compiled(tensors, chosen, backend)
     parallel = DataParallel.make(dp_group, dp_reduction)
     triton = takes_loss_kernels(backend, "policy_loss", logp.device, logp.dtype, chosen.loss_type)
     with torch.no_grad():
