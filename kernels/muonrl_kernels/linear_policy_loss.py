@@ -8,7 +8,7 @@ Rows that are masked out never enter a product; rows whose gradient is exactly 0
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import torch
 from torch import Tensor
@@ -158,9 +158,27 @@ class _Attach(torch.autograd.Function):
         *grads, scale = ctx.saved_tensors
         factor = grad if scale is None else grad * scale
         scaled = (
-            None if g is None else (g * factor).to(kind) for g, kind in zip(grads, ctx.kinds, strict=True)
+            None if g is None else _scaled(g, factor, kind) for g, kind in zip(grads, ctx.kinds, strict=True)
         )
         return (*scaled, None, None, None)
+
+
+_SCALED_ELEMENTS: Final = 1 << 22
+"""Elements of a gradient that are scaled at a time, so that no second fp32 copy of it exists."""
+
+
+def _scaled(g: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
+    """factor g in dtype `kind`; g itself, which autograd copies if it must, where nothing has to be done to it.
+
+    Looking at the factor is free on the CPU only; elsewhere it would be a synchronisation.
+    """
+    if g.dtype == kind and factor.device.type == "cpu" and float(factor) == 1.0:
+        return g
+    out = torch.empty_like(g, dtype=kind)
+    rows = max(1, _SCALED_ELEMENTS * len(g) // max(1, g.numel()))
+    for lo in range(0, len(g), rows):
+        torch.mul(g[lo : lo + rows], factor, out=out[lo : lo + rows])
+    return out
 
 
 def _tokens(
@@ -302,18 +320,9 @@ def linear_policy_loss(
     _check_rows(hidden, weight, targets, temperature)
     given = _tokens(targets, old_logp, advantages, mask, rollout_logp, ref_logp, cu_seqlens)
     if torch.compiler.is_compiling() and tp_group is None and parallel is None:
-        head_arguments = _head_arguments(temperature, softcap, logit_scale)
-        return _compiled(
-            hidden,
-            weight,
-            bias,
-            targets,
-            given,
-            chosen,
-            head_arguments,
-            (vocab_size, chunk_rows, valid_rows),
-            backend,
-        )
+        transform = _head_arguments(temperature, softcap, logit_scale)
+        sizes = (vocab_size, chunk_rows, valid_rows)
+        return _compiled(hidden, weight, bias, targets, given, chosen, transform, sizes, backend)
     requested = require_torch(backend, None if tp_group is None else "tp_group")
     triton = takes_loss_kernels(requested, "linear_policy_loss", hidden.device, hidden.dtype)
     shard = VocabShard.make(tp_group, weight.shape[0], vocab_start, vocab_size)
