@@ -102,9 +102,12 @@ def test_weights_decay_where_the_update_is_zero(triton_device: torch.device) -> 
         assert torch.allclose(p.detach(), 0.95 * w, rtol=1e-6, atol=0.0)
 
 
-def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(triton_device: torch.device) -> None:
-    ours, theirs = twins(triton_device, lr=0.1, weight_decay=0.1)
-    set_gradients(ours, theirs)
+@pytest.mark.parametrize("variant", ["muon", "normuon"])
+def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(
+    triton_device: torch.device, variant: str
+) -> None:
+    ours, _ = twins(triton_device, lr=0.1, weight_decay=0.1, variant=variant)
+    set_gradients(ours)
     ours.step()
     for index, bad in ((0, math.inf), (2, math.nan), (4, -math.inf)):
         set_gradients(ours)
@@ -116,6 +119,7 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(triton_device
         ours.step()
         assert_exactly(p.detach(), kept[0])
         assert_exactly(ours.state[p]["momentum_buffer"], kept[1])
+        assert all(t.isfinite().all() for t in ours.state[p].values())
         assert not torch.equal(parameters(ours)[1].detach(), other)
     assert ours.skipped == 3
     set_gradients(ours)
@@ -179,6 +183,34 @@ def test_parameters_that_are_not_contiguous(triton_device: torch.device) -> None
         ours.step()
         theirs.step()
     assert_close(ours, theirs, before)
+
+
+def test_momenta_that_no_address_and_stride_describe(triton_device: torch.device) -> None:
+    ours, theirs = twins(triton_device, ((36, 40), (20, 30)), lr=0.1)
+    before = [p.detach().cpu().clone() for p in parameters(ours)]
+    for _ in range(2):
+        set_gradients(ours, theirs)
+        ours.step()
+        theirs.step()
+        for p in parameters(ours):
+            m = ours.state[p]["momentum_buffer"]
+            holes = torch.zeros(2 * m.shape[0], 2 * m.shape[1], device=m.device)[::2, ::2]
+            ours.state[p]["momentum_buffer"] = holes.copy_(m)
+    assert_close(ours, theirs, before)
+
+
+def test_a_learning_rate_on_the_device(triton_device: torch.device) -> None:
+    options: dict[str, Any] = {"weight_decay": 0.5, "capturable": True}
+    there, _ = twins(triton_device, lr=torch.tensor(0.1, device=triton_device), **options)
+    here, _ = twins(triton_device, lr=0.1, **options)
+    with torch.no_grad():
+        for p, q in zip(parameters(there), parameters(here), strict=True):
+            q.copy_(p)
+    set_gradients(there, here)
+    there.step()
+    here.step()
+    for p, q in zip(parameters(there), parameters(here), strict=True):
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_gradients_missing_on_some_steps_and_changing_rates(triton_device: torch.device) -> None:
