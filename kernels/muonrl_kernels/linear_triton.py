@@ -251,7 +251,7 @@ def run_loss(
     order, count = order_rows(tokens.valid)
     rows = order.numel() if valid_rows is None else min(valid_rows, order.numel())
     partial = torch.zeros(rows, _COLUMNS, dtype=torch.float32, device=hidden.device)
-    partial[:, -2:] = -torch.inf
+    partial[:, -2:].fill_(-torch.inf)
     tables = _token_tables(tokens, options)
     launch = _Launch(head, hidden.dtype)
     batch = {
@@ -273,7 +273,7 @@ def run_loss(
             add_gradients(grads, head, dz, h, index)
     sums = partial[:, :-2].sum(0)
     loss = torch.where(count > rows, torch.nan, sums[1])
-    sums[1] = loss
+    sums[1].copy_(loss)
     nothing = torch.empty(0, dtype=torch.float32, device=hidden.device)
     extrema = partial[:, -2:].amax(0) if rows else torch.full((2,), -torch.inf, device=hidden.device)
     return Terms(loss, nothing, None, sums, extrema), tables["unit_ptr"]

@@ -130,7 +130,7 @@ def reduce_terms(
     else:
         if normalizer_ptr is not None:
             count = tl.load(normalizer_ptr).to(tl.float32)
-    scale = tl.where(count != 0.0, 1.0 / count, 0.0)
+    scale = tl.where(count != 0.0, 1.0 / tl.where(count != 0.0, count, 1.0), 0.0)
     loss = tl.sum(tl.where(entries == 1, sums, 0.0), axis=0) * scale
     sums = tl.where(entries == 1, loss, sums)
     tl.store(out_ptr + entries, tl.where(entries < COLUMNS - 2, sums, peaks), mask=entries < COLUMNS)

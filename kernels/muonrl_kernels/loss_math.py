@@ -91,10 +91,10 @@ def _clamp(x, limit):
 @triton.jit
 def importance(w_log, valid, is_low, is_high, limit, IS_MODE: tl.constexpr):
     """(w, whether it was cut) from log pi_old - log pi_rollout, token by token."""
-    raw = precise_exp(_clamp(w_log, limit))
     if IS_MODE == "none":
-        return raw * 0.0 + 1.0, valid & False
+        return tl.full(w_log.shape, 1.0, dtype=tl.float32), valid & False
     else:
+        raw = precise_exp(_clamp(w_log, limit))
         cut = ((raw > is_high) | (raw < is_low)) & valid
         if IS_MODE == "icepop":
             return tl.where(cut, 0.0, raw), cut
@@ -152,7 +152,7 @@ def token_terms(
         y = _clamp(away, limit)
         if KL == "k1" or KL == "k1_weighted":
             term = -y
-            d_term = y * 0.0 + 1.0
+            d_term = tl.full(y.shape, 1.0, dtype=tl.float32)
         elif KL == "k2" or KL == "k2_weighted":
             term = 0.5 * y * y
             d_term = -y

@@ -25,7 +25,7 @@ __all__ = ["combine_statistics", "logit_gradient", "logprob_rows", "loss_rows", 
 def transform(u, scale, softcap, inverse_temperature, SOFTCAP: tl.constexpr):
     """(z, dz/du without the factor scale / temperature) of u = h W^T + bias."""
     z = u * scale
-    slope = z * 0.0 + 1.0
+    slope = tl.full(z.shape, 1.0, dtype=tl.float32)
     if SOFTCAP:
         bent = tanh(z / softcap)
         z = softcap * bent
