@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from muonrl_kernels import linear_logprob, linear_policy_loss, policy_loss
+from muonrl_kernels import LinearPolicyLoss, linear_logprob, linear_policy_loss, policy_loss
 from tests.kernels.cases import Tensors, cast, linear_inputs, token_inputs
 
 WORLD = 2
@@ -101,6 +102,27 @@ def _data(rank: int, name: str) -> dict[str, Tensor]:
     return result
 
 
+class Policy(nn.Module):
+    """A layer, a head, and the loss inside of forward, as DDP wants it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.loss = LinearPolicyLoss(**settings)
+
+    def forward(self, hidden: Tensor, **rest: Tensor) -> Tensor:
+        rest = {k: v for k, v in rest.items() if k not in ("weight", "bias")}
+        return self.loss(torch.tanh(self.layer(hidden)), self.head.weight, bias=self.head.bias, **rest)[0]
+
+
+def _ddp(rank: int) -> dict[str, Tensor]:
+    model = Policy(dp_group=dist.group.WORLD, log_ratio_clamp=50.0)
+    parallel = DistributedDataParallel(model)
+    parallel(**rank_rows(data_inputs(empty=False), rank)).backward()
+    return {k: p.grad for k, p in model.named_parameters()}
+
+
 def _refusals(folder: Path) -> dict[str, str]:
     """Messages of calls that must be refused, and the type of the exception."""
     world = dist.group.WORLD
@@ -131,6 +153,7 @@ def main(rank: int, folder: str) -> None:
     try:
         results: dict[str, Any] = {f"vocab {name}": _vocabulary(rank, name) for name in VOCAB_CASES}
         results |= {f"data {name}": _data(rank, name) for name in DATA_CASES}
+        results["ddp"] = _ddp(rank)
         results["refusals"] = _refusals(Path(folder))
         torch.save(results, f"{folder}/{rank}.pt")
     finally:

@@ -145,7 +145,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dapo, two steps": ({"gradient_accumulation_steps": 2, "epsilon_high": 0.28}, {}),
     "on policy": ({}, {"old_per_token_logps": None}),
     "weights of the sampler": ({}, {"importance_sampling_ratio": True}),
-    "grpo with a reference": ({"loss_type": "grpo", "beta": 0.3, "temperature": 0.7}, {}),
+    "grpo with a reference": (
+        {"loss_type": "grpo", "beta": 0.3, "temperature": 0.7, "gradient_accumulation_steps": 2},
+        {},
+    ),
     "plain KL": ({"beta": 0.3, "use_bias_correction_kl": False}, {}),
     "bnpo, two-sided": ({"loss_type": "bnpo", "delta": 1.3, "gradient_accumulation_steps": 2}, {}),
     "dr_grpo": ({"loss_type": "dr_grpo", "epsilon": 0.1}, {}),

@@ -105,6 +105,18 @@ def test_tokens_in_two_parts(ranks: Results, name: str) -> None:
             assert_as_good_as(a, b, c, what="elementwise")
 
 
+def test_gradients_under_ddp_are_those_of_one_process(ranks: Results) -> None:
+    inputs = worker.data_inputs(empty=False)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        model = worker.Policy(log_ratio_clamp=50.0).to(dtype)
+        model(**cast(inputs, dtype)).backward()
+        grads.append({k: p.grad for k, p in model.named_parameters()})
+    for key, truth in grads[1].items():
+        assert_exactly(ranks[0]["ddp"][key], ranks[1]["ddp"][key], key)
+        assert_as_good_as(ranks[0]["ddp"][key], grads[0][key], truth, what=key)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
