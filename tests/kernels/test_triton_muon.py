@@ -29,6 +29,12 @@ def parameters(optimizer: Muon) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def copy_weights(source: Muon, target: Muon) -> None:
+    with torch.no_grad():
+        for p, q in zip(parameters(source), parameters(target), strict=True):
+            q.copy_(p)
+
+
 def set_gradients(*optimizers: Muon) -> None:
     for ps in zip(*(parameters(o) for o in optimizers), strict=True):
         g = torch.randn(ps[0].shape)
@@ -78,8 +84,7 @@ def test_cautious_decay(triton_device: torch.device) -> None:
     ours, theirs = twins(triton_device, ((36, 40),), lr=0.1, weight_decay=0.5, cautious_wd=True)
     plain, _ = twins(triton_device, ((36, 40),), lr=0.1, weight_decay=0.5)
     (p,), (q,), (r,) = (parameters(o) for o in (ours, theirs, plain))
-    with torch.no_grad():
-        r.copy_(p)
+    copy_weights(ours, plain)
     start = p.detach().cpu().double()
     set_gradients(ours, theirs, plain)
     for optimizer in (ours, theirs, plain):
@@ -125,6 +130,19 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(
     set_gradients(ours)
     ours.step()
     assert all(p.isfinite().all() for p in parameters(ours)) and ours.skipped == 3
+
+
+def test_flags_belong_to_their_dtype(triton_device: torch.device) -> None:
+    ps = [nn.Parameter(torch.randn(20, 30, device=triton_device).to(t)) for t in (torch.float32, torch.half)]
+    optimizer = Muon(ps, lr=0.1, backend="triton", momentum_dtype=torch.float32)
+    for bad in (0, 1):
+        before = [p.detach().clone() for p in ps]
+        for p in ps:
+            p.grad = torch.randn(20, 30).to(p)
+        ps[bad].grad[3, 4] = math.nan  # type: ignore[index]
+        optimizer.step()
+        moved = [not torch.equal(p.detach(), w) for p, w in zip(ps, before, strict=True)]
+        assert moved == [bad == 1, bad == 0] and ps[1 - bad].isfinite().all()
 
 
 def test_a_split_parameter_is_left_out_as_a_whole(triton_device: torch.device) -> None:
@@ -200,12 +218,9 @@ def test_momenta_that_no_address_and_stride_describe(triton_device: torch.device
 
 
 def test_a_learning_rate_on_the_device(triton_device: torch.device) -> None:
-    options: dict[str, Any] = {"weight_decay": 0.5, "capturable": True}
-    there, _ = twins(triton_device, lr=torch.tensor(0.1, device=triton_device), **options)
-    here, _ = twins(triton_device, lr=0.1, **options)
-    with torch.no_grad():
-        for p, q in zip(parameters(there), parameters(here), strict=True):
-            q.copy_(p)
+    rate = torch.tensor(0.1, device=triton_device)
+    there, here = (twins(triton_device, lr=lr, weight_decay=0.5, capturable=True)[0] for lr in (rate, 0.1))
+    copy_weights(there, here)
     set_gradients(there, here)
     there.step()
     here.step()
@@ -314,20 +329,17 @@ def test_a_step_for_a_graph_has_the_same_bits(
 def test_the_defaults_of_torch_change_no_bit(triton_device: torch.device, options: dict[str, Any]) -> None:
     plain, _ = twins(triton_device, lr=0.1, **options)
     under, _ = twins(triton_device, lr=0.1, **options)
-    with torch.no_grad():
-        for p, q in zip(parameters(plain), parameters(under), strict=True):
-            q.copy_(p)
+    copy_weights(plain, under)
     set_gradients(plain, under)
     plain.step()
     triton_layout._new_layout.cache_clear()
     triton_layout._uploaded.cache_clear()
-    usual = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
         with torch.device("meta"):
             under.step()
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(torch.float32)
     for p, q in zip(parameters(plain), parameters(under), strict=True):
         assert_exactly(q.detach(), p.detach())
 
@@ -337,17 +349,14 @@ def test_memory_that_nobody_wrote_is_not_read(triton_device: torch.device, optio
     """torch's deterministic mode fills new memory with NaN."""
     plain, _ = twins(triton_device, lr=0.1, **options)
     filled, _ = twins(triton_device, lr=0.1, **options)
-    with torch.no_grad():
-        for p, q in zip(parameters(plain), parameters(filled), strict=True):
-            q.copy_(p)
+    copy_weights(plain, filled)
     set_gradients(plain, filled)
     plain.step()
-    before = torch.are_deterministic_algorithms_enabled()
     try:
         torch.use_deterministic_algorithms(True)
         filled.step()
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(False)
     for p, q in zip(parameters(plain), parameters(filled), strict=True):
         assert_exactly(q.detach(), p.detach())
 
