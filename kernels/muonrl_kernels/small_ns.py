@@ -115,8 +115,7 @@ def small_newton_schulz(
     first = x_ptr + start.to(tl.int64) * (SIDE * COLUMNS) + within
     acc = _gram(first, count, SIDE, COLUMNS) / (gain * gain)
     if schatten4 != 0:
-        # One reduction of everything: Triton 3.6 fails on sm_100 where an accumulator is reduced one axis after the other.
-        norm = tl.sqrt(tl.sum(acc * acc))
+        norm = tl.sqrt(tl.sum(acc * acc))  # at once: axis by axis Triton 3.6 fails to compile on sm_100
         norm = tl.where(norm > 0.0, norm, 1.0)
         acc = acc / norm
         gain = gain * tl.sqrt(norm)
