@@ -116,7 +116,7 @@ def batch(folder: Path, **changes: Any) -> dict[str, Any]:
         "completion_ids": ids[:, PROMPT:],
         "completion_mask": mask,
         "tool_mask": tool_mask,
-        "advantages": torch.tensor([1.5, -0.7, 0.9, 2.0]),
+        "advantages": torch.tensor([4.0, -0.7, -0.9, 2.0]),
         "num_items_in_batch": torch.tensor(31.0),
     }
     exact = make(Exact, folder, torch.float64)
@@ -142,7 +142,10 @@ def loss_and_grads(trainer: Any, inputs: dict[str, Any], dtype: torch.dtype) -> 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dapo": ({}, {}),
-    "dapo, two steps": ({"gradient_accumulation_steps": 2, "epsilon_high": 0.28}, {}),
+    "dapo, two steps": (
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "epsilon_high": 0.28},
+        {},
+    ),
     "on policy": ({}, {"old_per_token_logps": None}),
     "weights of the sampler": ({}, {"importance_sampling_ratio": True}),
     "grpo with a reference": (
@@ -182,6 +185,7 @@ def test_loss_and_every_gradient(folder: Path, name: str) -> None:
     mine, yours = (trainers[k]._metrics["train"] for k in ("ours", "theirs"))
     for key in set(mine) & set(yours):
         assert mine[key] == pytest.approx(yours[key], rel=1e-5, abs=1e-7), key
+    assert mine["policy_loss/clip_dual"][0] > 0 or "delta" not in settings
     expected = {"entropy"} | ({"kl"} if name == "plain KL" else set())
     assert expected <= set(mine) & set(yours)
 
