@@ -112,7 +112,7 @@ class _Pass:
                 d_logp[kept],
             )
             d_entropy = None if d_entropy is None else d_entropy[kept]
-            s = s.take(kept, with_log_p=d_entropy is not None or head.softcap is not None)
+            s = s.take(kept)
         self.grads.add(head, head.logit_grad(s, targets, d_logp, d_entropy), h, index)
 
 
@@ -130,6 +130,7 @@ def _run_by_token(state: _Pass) -> Terms | None:
         head, h, s = state.stats(part)
         terms = evaluate(state.tokens.take(part), s.logp, s.entropy, state.options)
         state.backward(part, head, h, s, terms.d_logp, terms.d_entropy)
+        del s  # before the next chunk's logits come
         total = _add_terms(total, terms)
     return total
 
@@ -142,12 +143,14 @@ def _run_by_sequence(state: _Pass) -> Terms | None:
     for part in state.parts():
         _, _, s = state.stats(part)
         logp[part], entropy[part] = s.logp, s.entropy
+        del s
     terms = evaluate(state.tokens, logp, entropy, state.options)
     if state.grads is not None:
         for part in state.parts():
             head, h, s = state.stats(part)
             slope = None if terms.d_entropy is None else terms.d_entropy[part]
             state.backward(part, head, h, s, terms.d_logp[part], slope)
+            del s
     return terms
 
 

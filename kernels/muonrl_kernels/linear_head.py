@@ -8,6 +8,7 @@ backward pass take their operands in the input's dtype and accumulate in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,10 +18,16 @@ from muonrl_kernels.parallel import VocabShard
 
 __all__ = ["Gradients", "Head", "RowStats", "chunks", "matmul", "statistics_dtype"]
 
-_CPU_CHUNK = (1 << 20, 256, 8192)
-"""Bytes of a chunk of logits and bounds on its rows: on a CPU it should stay in the cache between its passes."""
+_CPU_CHUNK = (1 << 20, 128, 8192)
+"""Bytes of a chunk of logits and bounds on its rows: on a CPU it should stay in the cache between its passes. Each chunk also
+reads and writes the whole gradient of the weight, hence the lower bound, which decides where the vocabulary is large."""
 _GPU_CHUNK = (1 << 30, 2048, 8192)
 """The same where large products matter and memory is the limit."""
+_BLOCK_BYTES = 1 << 20
+_BLOCK_COLUMNS = 1024
+"""Bytes, and fewest columns, of a block of logits whose passes follow each other in the cache of a CPU."""
+_SELECTED_BYTES = 8 << 20
+"""Rows of a larger buffer are moved in place instead of copied."""
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
@@ -53,20 +60,26 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowStats:
-    """Of C rows: log-probabilities and probabilities of all columns [C, V]; the target's log-probability, the entropy in
-    nats and the logsumexp [C].
+    """Of C rows: the logits less each row's largest [C, V], in the one buffer that a chunk has, and the logarithm of the sum
+    of their exponentials; the target's log-probability, the entropy in nats and the logsumexp of the logits [C].
     """
 
-    log_p: Tensor
+    z: Tensor
+    log_sum: Tensor
     logp: Tensor
     entropy: Tensor
     lse: Tensor
-    p: Tensor
 
-    def take(self, index: Tensor, *, with_log_p: bool) -> RowStats:
-        """The rows at `index`; `log_p` is only copied if the backward pass will read it."""
-        log_p = self.log_p[index] if with_log_p else self.log_p[:0]
-        return RowStats(log_p, self.logp[index], self.entropy[index], self.lse[index], self.p[index])
+    def take(self, index: Tensor) -> RowStats:
+        """The rows at `index`, ascending; a large buffer is overwritten."""
+        if self.z.numel() * self.z.itemsize <= _SELECTED_BYTES:
+            z = self.z[index]
+        else:
+            z = self.z[: index.numel()]
+            for to, row in enumerate(index.tolist()):
+                if to != row:
+                    z[to] = self.z[row]
+        return RowStats(z, self.log_sum[index], self.logp[index], self.entropy[index], self.lse[index])
 
 
 @dataclass(frozen=True)
@@ -128,9 +141,13 @@ class Head:
         parts = 1 if self.shard is None else self.shard.group.size()
         return chunks(rows, -(-self.columns // parts), chunk_rows, self.weight.device)
 
-    def _column_temperature(self, dtype: torch.dtype) -> float | Tensor:
+    def _row_temperature(self, dtype: torch.dtype) -> float | Tensor:
         t = self.temperature
-        return t.to(dtype).reshape(-1, 1) if isinstance(t, Tensor) else t
+        return t.to(dtype).reshape(-1) if isinstance(t, Tensor) else t
+
+    def _column_temperature(self, dtype: torch.dtype) -> float | Tensor:
+        t = self._row_temperature(dtype)
+        return t.unsqueeze(1) if isinstance(t, Tensor) else t
 
     def stats(self, h: Tensor, targets: Tensor) -> RowStats:
         """Statistics of the rows h [C, H] with targets [C] int64."""
@@ -143,28 +160,37 @@ class Head:
             z.div_(self.softcap).tanh_().mul_(self.softcap)
         if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
             z.div_(self._column_temperature(z.dtype))
-        lse = torch.logsumexp(z, 1) if self.shard is None else self._whole_logsumexp(z, self.shard)
-        log_p = z.sub_(lse.unsqueeze(1))
-        if self.bias is not None:
-            # A bias of -inf bans a token; keep 0 * log 0 out of the entropy.
-            log_p.clamp_(min=-1e30)
-        p = log_p.exp()
-        entropy = -torch.bmm(p.unsqueeze(1), log_p.unsqueeze(2)).reshape(-1)
+        largest = z.new_full(z.shape[:1], -torch.inf) if z.shape[1] == 0 else z.amax(1)
+        if self.shard is not None:
+            self.shard.largest_(largest)
+        sums = z.new_zeros(2, z.shape[0])
+        for block in self._blocks(z):
+            part = block.sub_(largest.unsqueeze(1))
+            if self.bias is not None:
+                part.clamp_(min=-1e30)  # a bias of -inf bans a token; keep 0 * inf out of the entropy
+            e = part.exp()
+            sums[0] += e.sum(1)
+            sums[1] += torch.bmm(e.unsqueeze(1), part.unsqueeze(2)).reshape(-1)
+        if self.shard is not None:
+            self.shard.total_(sums)
+        log_sum = sums[0].log()
         if self.shard is None:
-            return RowStats(log_p, log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy, lse, p)
-        rows, columns = self._own_targets(targets, self.shard, p.shape[1])
-        logp = torch.zeros_like(entropy)
-        logp[rows] = log_p[rows, columns]
-        logp, entropy = self.shard.total_(torch.stack((logp, entropy))).unbind()
-        return RowStats(log_p, logp, entropy, lse, p)
+            at_target = z.gather(1, targets.unsqueeze(1)).squeeze(1)
+        else:
+            rows, columns = self._own_targets(targets, self.shard, z.shape[1])
+            at_target = torch.zeros_like(log_sum)
+            at_target[rows] = z[rows, columns]
+            self.shard.total_(at_target)
+        return RowStats(z, log_sum, at_target - log_sum, log_sum - sums[1] / sums[0], largest + log_sum)
 
     @staticmethod
-    def _whole_logsumexp(z: Tensor, shard: VocabShard) -> Tensor:
-        """logsumexp [C] over all ranks' columns from this rank's z [C, V_local]."""
-        largest = z.new_full(z.shape[:1], -torch.inf) if z.shape[1] == 0 else z.amax(1)
-        shard.largest_(largest)
-        total = shard.total_(z.sub(largest.unsqueeze(1)).exp_().sum(1))
-        return largest + total.log()
+    def _blocks(z: Tensor) -> Iterator[Tensor]:
+        """Blocks of columns of [C, V], small enough for their passes to stay in the cache, or the whole on a GPU."""
+        width = z.shape[1]
+        if z.device.type == "cpu":
+            width = max(_BLOCK_COLUMNS, _BLOCK_BYTES // (z.itemsize * max(1, z.shape[0])))
+        for lo in range(0, z.shape[1], max(1, width)):
+            yield z[:, lo : lo + width]
 
     @staticmethod
     def _own_targets(targets: Tensor, shard: VocabShard, size: int) -> tuple[Tensor, Tensor]:
@@ -181,27 +207,38 @@ class Head:
         d_entropy: Tensor | None = None,
         d_lse: Tensor | None = None,
     ) -> Tensor:
-        """Gradient [C, V] with respect to h W^T + bias, from gradients [C] of the row's outputs; overwrites `s.p`."""
-        z_softcap = None
+        """Gradient [C, V] with respect to h W^T + bias, from gradients [C] of the row's outputs; overwrites `s.z`."""
+        minus = (-d_logp if d_lse is None else d_lse - d_logp).unsqueeze(1)
+        log_sum = s.log_sum.unsqueeze(1)
+        temperature = self._column_temperature(s.z.dtype)
+        scale = self.logit_scale / temperature
+        for part in self._blocks(s.z):
+            bend = None
+            if self.softcap is not None:
+                # The logits before temperature, over the softcap: the hyperbolic tangent itself.
+                bend = (part + (s.lse - s.log_sum).unsqueeze(1)).mul_(temperature / self.softcap)
+                bend = bend.square_().neg_().add_(1.0)
+            part.sub_(log_sum)
+            if d_entropy is None:
+                part.exp_().mul_(minus * scale)
+            else:
+                slope = (minus - (d_entropy * s.entropy).unsqueeze(1)) - d_entropy.unsqueeze(1) * part
+                part.exp_().mul_(slope.mul_(scale))
+            if bend is not None:
+                part.mul_(bend)
+        return self._add_target(s, targets, d_logp, scale)
+
+    def _add_target(self, s: RowStats, targets: Tensor, d_logp: Tensor, scale: float | Tensor) -> Tensor:
+        """Add what the target's own column gets beyond its probability."""
+        own = d_logp * (scale.squeeze(1) if isinstance(scale, Tensor) and scale.ndim else scale)
         if self.softcap is not None:
-            temperature = self._column_temperature(s.log_p.dtype)
-            z_softcap = (s.log_p + s.lse.unsqueeze(1)).mul_(temperature).div_(self.softcap)
-        minus = -d_logp if d_lse is None else d_lse - d_logp
-        if d_entropy is None:
-            dz = s.p.mul_(minus.unsqueeze(1))
-        else:
-            slope = (minus - d_entropy * s.entropy).unsqueeze(1) - d_entropy.unsqueeze(1) * s.log_p
-            dz = s.p.mul_(slope)
+            at_target = (s.logp + s.lse) * self._row_temperature(s.z.dtype) / self.softcap
+            own = own * (1.0 - at_target.square())
         if self.shard is None:
-            dz.scatter_add_(1, targets.unsqueeze(1), d_logp.unsqueeze(1))
-        else:
-            rows, columns = self._own_targets(targets, self.shard, dz.shape[1])
-            dz[rows, columns] += d_logp[rows]
-        if isinstance(self.temperature, Tensor) or self.temperature != 1.0:
-            dz.div_(self._column_temperature(dz.dtype))
-        if z_softcap is not None:
-            dz.mul_(1.0 - z_softcap.square_())
-        return dz if self.logit_scale == 1.0 else dz.mul_(self.logit_scale)
+            return s.z.scatter_add_(1, targets.unsqueeze(1), own.unsqueeze(1))
+        rows, columns = self._own_targets(targets, self.shard, s.z.shape[1])
+        s.z[rows, columns] += own[rows]
+        return s.z
 
 
 @dataclass

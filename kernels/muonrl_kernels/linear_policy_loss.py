@@ -158,7 +158,8 @@ class _Attach(torch.autograd.Function):
         *grads, scale = ctx.saved_tensors
         factor = grad if scale is None else grad * scale
         scaled = (
-            None if g is None else _scaled(g, factor, kind) for g, kind in zip(grads, ctx.kinds, strict=True)
+            None if g is None else _scaled(g, factor, kind, look=scale is None)
+            for g, kind in zip(grads, ctx.kinds, strict=True)
         )
         return (*scaled, None, None, None)
 
@@ -167,17 +168,17 @@ _SCALED_ELEMENTS: Final = 1 << 22
 """Elements of a gradient that are scaled at a time, so that no second fp32 copy of it exists."""
 
 
-def _scaled(g: Tensor, factor: Tensor, kind: torch.dtype) -> Tensor:
+def _scaled(g: Tensor, factor: Tensor, kind: torch.dtype, *, look: bool) -> Tensor:
     """factor g in dtype `kind`; g itself, which autograd copies if it must, where nothing has to be done to it.
 
-    Looking at the factor is free on the CPU only; elsewhere it would be a synchronisation.
+    Looking at the factor is free on the CPU only; elsewhere it would be a synchronisation. The Triton path never looks.
     """
-    if g.dtype == kind and factor.device.type == "cpu" and float(factor) == 1.0:
+    if look and g.dtype == kind and factor.device.type == "cpu" and float(factor) == 1.0:
         return g
     out = torch.empty_like(g, dtype=kind)
     rows = max(1, _SCALED_ELEMENTS * len(g) // max(1, g.numel()))
     for lo in range(0, len(g), rows):
-        torch.mul(g[lo : lo + rows], factor, out=out[lo : lo + rows])
+        out[lo : lo + rows] = g[lo : lo + rows] * factor
     return out
 
 

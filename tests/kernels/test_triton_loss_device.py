@@ -65,7 +65,6 @@ def gpu_branches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what is taken on a GPU where the code looks at numbers because they are on the CPU."""
     module = sys.modules["muonrl_kernels.linear_policy_loss"]
     monkeypatch.setattr(module, "check_targets", lambda targets, head: None)
-    monkeypatch.setattr(module, "_scaled", lambda g, factor, kind: (g * factor).to(kind))
 
 
 def there(inputs: Tensors, device: torch.device) -> Tensors:
