@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from muonrl_kernels.adapters.trl import GRPOLossMixin, grpo_options
-from tests.numerics import assert_as_good_as, relative_error
+from tests.numerics import assert_as_good_as, assert_exactly, relative_error
 
 # TRL sets an argument by a name that transformers is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")
@@ -207,6 +210,25 @@ def test_steps_of_training(folder: Path) -> None:
         for key in ("entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "loss"):
             assert mine[key] == pytest.approx(yours[key], rel=1e-4, abs=1e-6), key
     assert logs[0][2]["clip_ratio/region_mean"] > 0  # the policy has left the ratio's range
+
+
+def test_a_head_that_fsdp_keeps_in_parts(folder: Path, tmp_path: Path) -> None:
+    inputs = batch(folder)
+    plain = loss_and_grads(make(Ours, folder), inputs, torch.float32)
+    trainer = make(Ours, folder)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        whole = trainer.model.lm_head.weight.detach()
+        parts = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        trainer.model.lm_head.weight = torch.nn.Parameter(parts)
+        found = loss_and_grads(trainer, inputs, torch.float32)
+        assert isinstance(found["lm_head.weight"], DTensor)
+        found["lm_head.weight"] = found["lm_head.weight"].full_tensor()
+    finally:
+        dist.destroy_process_group()
+    for key, value in plain.items():
+        assert_exactly(found[key], value, key)
 
 
 def test_nothing_to_train_on(folder: Path) -> None:

@@ -136,6 +136,11 @@ def _install(model: Any) -> None:
     model.forward = forward
 
 
+def _gathered(parameter: Any) -> Any:
+    """The whole of a parameter that FSDP2 keeps in parts (a DTensor); its gradient goes back to the parts."""
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
 def _fused_head(model: Any, hidden: Tensor, call: dict[str, Any]) -> dict[str, Tensor]:
     """Loss and metric vectors of completions [B, T] from the backbone's hidden states [B, prompt + T, H]."""
     call = dict(call)
@@ -145,14 +150,15 @@ def _fused_head(model: Any, hidden: Tensor, call: dict[str, Any]) -> dict[str, T
     if call.pop("cast_lm_head_to_fp32"):
         hidden = hidden.float()
     lm_head = model.get_output_embeddings()
-    head: dict[str, Any] = {"bias": getattr(lm_head, "bias", None), "temperature": call.pop("temperature")}
+    weight, bias = _gathered(lm_head.weight), _gathered(getattr(lm_head, "bias", None))
+    head: dict[str, Any] = {"bias": bias, "temperature": call.pop("temperature")}
     head |= _head_options(model.config)
     flat: dict[str, Any] = {
         k: v.reshape(-1) if isinstance(v, Tensor) and v.ndim == 2 else v for k, v in call.items()
     }
     bounds = torch.arange(rows + 1, device=hidden.device) * columns
     loss, metrics = linear_policy_loss(
-        hidden, lm_head.weight, targets.reshape(-1), cu_seqlens=bounds, preset="trl", **head, **flat
+        hidden, weight, targets.reshape(-1), cu_seqlens=bounds, preset="trl", **head, **flat
     )
     return {"loss": loss, "sums": metrics.sums, "extrema": metrics.extrema}
 
