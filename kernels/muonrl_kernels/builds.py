@@ -78,7 +78,7 @@ _TYPES: Final[dict[str, str]] = {
 }
 """Types of the arguments by name; those of the iterates depend on the build."""
 
-_DIVISIBLE: Final = ("m_pad", "vocabulary", "pitch", "out_pitch", "width")
+_DIVISIBLE: Final = ("m_pad", "vocabulary", "pitch", "out_pitch", "width", "count")
 """Integers that are multiples of 16 in every launch."""
 
 

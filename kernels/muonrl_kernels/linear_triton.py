@@ -16,8 +16,10 @@ of 1 / 32768 would underflow in fp16.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from muonrl_kernels.linear_head import Gradients, Head, matmul
 from muonrl_kernels.loss_gemm import combine_tiles, tile_gradient, tile_statistics
 from muonrl_kernels.loss_math import COLUMNS
 from muonrl_kernels.loss_rows import logit_gradient, logprob_rows, loss_rows
-from muonrl_kernels.loss_triton import OPTIONS, as_bytes, hyper, kl_name
+from muonrl_kernels.loss_triton import OPTIONS, as_bytes, hyper, kl_name, on_device
 from muonrl_kernels.options import LossOptions
 from muonrl_kernels.policy_loss import Terms
 from muonrl_kernels.tokens import Tokens
@@ -46,6 +48,23 @@ __all__ = [
 _COLUMNS: Final = int(COLUMNS.value)
 TILES: Final = 256
 """Tiles of a row that are joined at once."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _on_its_device(
+    function: Callable[Concatenate[Tensor, P], R],
+) -> Callable[Concatenate[Tensor, P], R]:
+    """Run on the device of the first argument."""
+
+    @functools.wraps(function)
+    def run(hidden: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with on_device(hidden.device):
+            return function(hidden, *args, **kwargs)
+
+    return run
 
 
 def order_rows(valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +131,7 @@ def add_gradients(grads: Gradients, head: Head, dz: Tensor, h: Tensor, rows: Ten
             total += matmul(dz.mT, h)
 
 
+@_on_its_device
 def logprob_forward(hidden: Tensor, head: Head, targets: Tensor, chunk_rows: int | None) -> Tensor:
     """[3, N] fp32: log-probability of the targets, entropy, logsumexp. A target outside of the vocabulary gives NaN."""
     outputs = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
@@ -126,6 +146,7 @@ def logprob_forward(hidden: Tensor, head: Head, targets: Tensor, chunk_rows: int
     return outputs
 
 
+@_on_its_device
 def logprob_backward(
     hidden: Tensor,
     head: Head,
@@ -231,6 +252,7 @@ def _fused_chunk(
     return dz
 
 
+@_on_its_device
 def run_loss(
     hidden: Tensor,
     head: Head,
@@ -247,7 +269,12 @@ def run_loss(
     Terms hold no d_logp: it has been used. The metric `dropped` is left out. head_path "cublas" makes fp32 logits with the
     library's product and goes over their rows; "fused" reduces tiles of logits in a product of our own, and computes
     them twice for the gradient.
+
+    Raises:
+        ValueError: a negative valid_rows.
     """
+    if valid_rows is not None and valid_rows < 0:
+        raise ValueError(f"valid_rows must be >= 0, got {valid_rows}")
     order, count = order_rows(tokens.valid)
     rows = order.numel() if valid_rows is None else min(valid_rows, order.numel())
     partial = torch.zeros(rows, _COLUMNS, dtype=torch.float32, device=hidden.device)

@@ -26,7 +26,7 @@ def _clean(ptr, at, valid, inside):
     return tl.where(valid, tl.load(ptr + at, mask=inside, other=0.0).to(tl.float32), 0.0)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def token_loss(
     logp_ptr,
     old_ptr,

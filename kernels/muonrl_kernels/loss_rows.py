@@ -158,7 +158,7 @@ def _inverse_temperature(temperature_ptr, temperature_stride, temperature, row):
     return 1.0 / temperature
 
 
-@triton.jit(do_not_specialize=["first", "vocabulary", "pitch", "out_pitch", "temperature_stride"])
+@triton.jit(do_not_specialize=["first", "temperature_stride"])
 def loss_rows(
     z_ptr,
     out_ptr,
@@ -247,7 +247,7 @@ def loss_rows(
             _write_zeros(out_ptr + row.to(tl.int64) * out_pitch, vocabulary, BLOCK)
 
 
-@triton.jit(do_not_specialize=["first", "vocabulary", "pitch", "temperature_stride"])
+@triton.jit(do_not_specialize=["first", "temperature_stride"])
 def logprob_rows(
     z_ptr,
     bias_ptr,
@@ -281,7 +281,7 @@ def logprob_rows(
     tl.store(lse_ptr + at, lse)
 
 
-@triton.jit(do_not_specialize=["first", "vocabulary", "pitch", "out_pitch", "temperature_stride"])
+@triton.jit(do_not_specialize=["first", "temperature_stride"])
 def logit_gradient(
     z_ptr,
     out_ptr,

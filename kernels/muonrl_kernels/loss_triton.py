@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from muonrl_kernels.options import LossOptions
 from muonrl_kernels.policy_loss import Terms
 from muonrl_kernels.tokens import Tokens
 
-__all__ = ["OPTIONS", "as_bytes", "evaluate_prepared", "evaluate_raw", "hyper", "kl_name"]
+__all__ = ["OPTIONS", "as_bytes", "evaluate_prepared", "evaluate_raw", "hyper", "kl_name", "on_device"]
 
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": True}
 """Compiler options of every launch; stated because Triton's default changes between versions."""
@@ -66,6 +67,11 @@ class _Arrays:
 
 def _flat(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().reshape(-1).contiguous()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _launch(a: _Arrays, o: LossOptions, normalizer: Tensor | None) -> tuple[Terms, Tensor]:
@@ -128,7 +134,8 @@ def evaluate_raw(
     assert arrays[0] is not None and arrays[1] is not None and arrays[2] is not None
     flags = as_bytes(mask.reshape(-1).to(torch.bool))
     a = _Arrays(arrays[0], arrays[1], arrays[2], flags, arrays[3], arrays[4], arrays[5])
-    return _launch(a, o, normalizer)
+    with on_device(logp.device):
+        return _launch(a, o, normalizer)
 
 
 def evaluate_prepared(
@@ -140,4 +147,5 @@ def evaluate_prepared(
     a = _Arrays(
         flat, t.old, t.advantages, as_bytes(t.valid), t.ref, _flat(entropy), rollout=None, prepared=prepared
     )
-    return _launch(a, o, None)
+    with on_device(logp.device):
+        return _launch(a, o, None)

@@ -185,6 +185,8 @@ def test_a_bound_that_is_too_small_is_no_silent_loss_of_tokens(triton_device: to
     few = int(inputs["mask"].sum()) - 1
     loss, _ = linear_policy_loss(**there(inputs, triton_device), backend="triton", valid_rows=few)
     assert loss.isnan()
+    with pytest.raises(ValueError, match="valid_rows"):
+        linear_policy_loss(**there(inputs, triton_device), backend="triton", valid_rows=-1)
 
 
 @pytest.mark.parametrize("options", [{}, {"loss_type": "gspo", "cu_seqlens": torch.tensor([0, 5, 12])}])
