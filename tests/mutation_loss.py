@@ -39,8 +39,8 @@ MUTATIONS: Final = (
     Mutation(
         "sign of the clip",
         "loss_math.py",
-        "loss = tl.maximum(-ratio * advantage, -bounded * advantage)",
-        "loss = tl.minimum(-ratio * advantage, -bounded * advantage)",
+        "loss = tl.maximum(-ratio * advantage, -bounded * advantage,",
+        "loss = tl.minimum(-ratio * advantage, -bounded * advantage,",
         ELEMENTWISE,
         "against_fp64",
     ),

@@ -237,7 +237,7 @@ def _fused_chunk(
     chosen = {k: v for k, v in tables.items() if k != "WITH_ENTROPY"}
     combine_tiles[(rows,)](
         found, slope_ptr=slopes, first=first, rows=rows, tiles=tiles, vocabulary=weight.shape[0], TILES=TILES,
-        num_warps=4, **batch, **chosen, **OPTIONS,
+        BLOCK=tile.block, num_warps=4, **batch, **chosen, **OPTIONS,
     )  # fmt: skip
     if not with_grad:
         return None

@@ -106,7 +106,7 @@ def _tiles(make: _Make, tuning: Tuning) -> Iterator[Any]:
         constants.update(given, SOFTCAP=softcap, WITH_ENTROPY=bool(variant))
         yield make(f"logit_tiles_gradient {shape}{variant}", tile_gradient, types, constants, **rest)
     plain = {"num_warps": 4, "num_stages": 1, "matrix": False, "tma": False}
-    joined = {"ref_ptr": None, "LOSS_TYPE": "ppo", "KL": "none", "TILES": TILES}
+    joined = {"ref_ptr": None, "LOSS_TYPE": "ppo", "KL": "none", "TILES": TILES, "BLOCK": tuning.logits.block}
     yield make("combine_tiles", combine_tiles, _TYPES, joined, **plain)
 
 

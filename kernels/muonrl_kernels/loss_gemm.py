@@ -82,7 +82,7 @@ def tile_statistics(
     first, rows, vocabulary, width, temperature_stride, temperature, scale, softcap,
     SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, USE_TMA: tl.constexpr,
 ):  # fmt: skip
-    """Of each tile: row maxima, S and T without the target, and the target's logit (-inf elsewhere): [4, rows, tiles].
+    """Of each tile: row maxima, S and T without the target, and the target's logit (0 elsewhere): [4, rows, tiles].
 
     Rows are the tokens index_ptr[first + row]; a tile whose rows all lie beyond valid_count_ptr is left out.
     """
@@ -108,41 +108,40 @@ def tile_statistics(
         tl.store(at, m, mask=inside)
         tl.store(at + plane, tl.sum(e, axis=1), mask=inside)
         tl.store(at + 2 * plane, tl.sum(e * tl.where(e > 0.0, gap, 0.0), axis=1), mask=inside)
-        tl.store(at + 3 * plane, tl.max(tl.where(is_target, z, float("-inf")), axis=1), mask=inside)
+        tl.store(at + 3 * plane, tl.sum(tl.where(is_target, z, 0.0), axis=1), mask=inside)
 
 
 @triton.jit
 def _join(tile_ptr, plane, tiles, TILES: tl.constexpr):
-    """(m, S, T, z_y) of a row from its tiles; tile_ptr points to the row in the first plane."""
+    """(m, S, T) of a row from its tiles; tile_ptr points to the row in the first plane."""
     lanes = tl.arange(0, TILES)
     m = tl.full((TILES,), float("-inf"), dtype=tl.float32)
-    z_y = tl.full((TILES,), float("-inf"), dtype=tl.float32)
     for start in range(0, tiles, TILES):
         inside = start + lanes < tiles
         at = tile_ptr + start + lanes
         m = tl.maximum(m, tl.load(at, mask=inside, other=float("-inf")))
-        z_y = tl.maximum(z_y, tl.load(at + 3 * plane, mask=inside, other=float("-inf")))
     peak = tl.max(m, axis=0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
     others = tl.full((TILES,), 0.0, dtype=tl.float32)
     shifted = tl.full((TILES,), 0.0, dtype=tl.float32)
     for start in range(0, tiles, TILES):
         inside = start + lanes < tiles
         at = tile_ptr + start + lanes
-        gap = tl.load(at, mask=inside, other=float("-inf")) - peak
+        gap = tl.load(at, mask=inside, other=float("-inf")) - base
         fade = tl.exp(gap)
         s = tl.load(at + plane, mask=inside, other=0.0)
         others += fade * s
         shifted += fade * (
             tl.load(at + 2 * plane, mask=inside, other=0.0) + s * tl.where(fade > 0.0, gap, 0.0)
         )
-    return peak, tl.sum(others, axis=0), tl.sum(shifted, axis=0), tl.max(z_y, axis=0)
+    return peak, tl.sum(others, axis=0), tl.sum(shifted, axis=0)
 
 
 @triton.jit(do_not_specialize=["first", "rows", "tiles"])
 def combine_tiles(
     tile_ptr, index_ptr, valid_count_ptr, target_ptr, old_ptr, advantage_ptr, ref_ptr, w_ptr, w_log_ptr, cut_ptr,
     share_ptr, unit_ptr, partial_ptr, slope_ptr, first, rows, tiles, vocabulary, low, high, dual, beta, entropy_coef, limit,
-    LOSS_TYPE: tl.constexpr, KL: tl.constexpr, TILES: tl.constexpr,
+    LOSS_TYPE: tl.constexpr, KL: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Loss terms of one row from its tiles, as `loss_rows` has them. Slopes: [5, rows] fp32: entropy, lse, 1 - p_y, d_logp and
     d_entropy, zero for a row beyond the valid ones. A target outside of the vocabulary gives NaN."""
@@ -152,12 +151,13 @@ def combine_tiles(
     zero = tl.full((1,), 0.0, dtype=tl.float32)
     if number < tl.load(valid_count_ptr):
         one = tl.arange(0, 1)
-        m, others, shifted, z_y = _join(
-            tile_ptr + row.to(tl.int64) * tiles, rows.to(tl.int64) * tiles, tiles, TILES
-        )
+        tile_row = tile_ptr + row.to(tl.int64) * tiles
+        plane = rows.to(tl.int64) * tiles
+        m, others, shifted = _join(tile_row, plane, tiles, TILES)
         at = tl.load(index_ptr + number) + one
         target = tl.load(target_ptr + at)
-        z_y = tl.where((target >= 0) & (target < vocabulary), z_y + zero, float("nan"))
+        known = (target >= 0) & (target < vocabulary)
+        z_y = tl.load(tile_row + 3 * plane + target // BLOCK, mask=known, other=float("nan"))
         logp, entropy, lse, rest = combine_statistics(m + zero, others + zero, shifted + zero, z_y)
         valid = at >= 0
         old = logp

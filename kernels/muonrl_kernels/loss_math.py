@@ -84,8 +84,15 @@ def tanh(x):
 
 
 @triton.jit
+def _between(x, low, high):
+    """x held within low .. high; NaN stays NaN, which a GPU's plain minimum and maximum would drop."""
+    x = tl.maximum(x, low, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _clamp(x, limit):
-    return tl.minimum(tl.maximum(x, -limit), limit)
+    return _between(x, -limit, limit)
 
 
 @triton.jit
@@ -130,7 +137,7 @@ def token_terms(
     x = _clamp(raw, limit)
     inside = x == raw
     ratio = precise_exp(x)
-    bounded = tl.minimum(tl.maximum(ratio, low), high)
+    bounded = _between(ratio, low, high)
     if LOSS_TYPE == "cispo":
         is_below = valid & (ratio < low)
         is_above = valid & (ratio > high)
@@ -141,7 +148,7 @@ def token_terms(
         is_below = valid & (advantage < 0.0) & (ratio < low)
         is_above = valid & (advantage > 0.0) & (ratio > high)
         is_dual = valid & (advantage < 0.0) & (ratio > dual)
-        loss = tl.maximum(-ratio * advantage, -bounded * advantage)
+        loss = tl.maximum(-ratio * advantage, -bounded * advantage, propagate_nan=tl.PropagateNan.ALL)
         loss = tl.where(is_dual, tl.where(is_dual, dual, 0.0) * -advantage, loss)
         moving = inside & ((is_below | is_above | is_dual) == 0)
         slope = tl.where(moving, -ratio * advantage, 0.0)

@@ -258,6 +258,17 @@ def test_padding_and_banned_columns_do_not_exist(triton_device: torch.device, he
     assert all(x.isfinite().all() for x in capped) and not capped[2][140:].any()
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")  # numpy, where the interpreter asks for a maximum
+@pytest.mark.parametrize("name", ["hidden", "weight", "bias"])
+def test_a_nan_in_a_valid_row_is_not_hidden(triton_device: torch.device, head_path: str, name: str) -> None:
+    inputs = rounded(linear_inputs(6, 4, 9), torch.float32)
+    inputs["mask"] = torch.ones(6, dtype=torch.bool)
+    inputs[name][int(inputs["targets"][2]) if name != "hidden" else 2] = math.nan
+    loss, _ = linear_policy_loss(**there(inputs, triton_device), backend="triton")
+    assert loss.isnan()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
 def test_targets_outside_of_the_vocabulary_make_the_loss_nan(
     triton_device: torch.device, head_path: str
 ) -> None:

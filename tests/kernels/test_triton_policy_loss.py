@@ -203,6 +203,17 @@ def test_ratios_beyond_the_clamp_stay_finite_and_nothing_moves(triton_device: to
     assert all(math.isfinite(v) for v in metrics_of(inputs, triton_device).values())
 
 
+@pytest.mark.parametrize("loss_type", ["ppo", "cispo"])
+@pytest.mark.parametrize("field", ["logp", "advantages"])
+def test_a_nan_in_a_valid_token_is_not_hidden(
+    triton_device: torch.device, field: str, loss_type: Any
+) -> None:
+    inputs = cast(token_inputs(5), torch.float32)
+    inputs["mask"] = torch.ones(5, dtype=torch.bool)
+    inputs[field][3] = math.nan
+    assert ours(inputs, triton_device, loss_type=loss_type)[0].isnan()
+
+
 def test_micro_batches_with_the_whole_updates_normalizer_add_up(triton_device: torch.device) -> None:
     inputs = cast(token_inputs(700), torch.float32)
     count = inputs["mask"].sum().float().to(triton_device)
