@@ -90,7 +90,7 @@ class _Launch:
         per_row = isinstance(t, Tensor)
         return {
             "bias_ptr": None if head.bias is None else head.bias.contiguous(),
-            "temperature_ptr": t.contiguous() if isinstance(t, Tensor) else None,
+            "temperature_ptr": t.to(head.weight.device).contiguous() if isinstance(t, Tensor) else None,
             "temperature_stride": int(isinstance(t, Tensor) and t.ndim > 0),
             "temperature": 1.0 if per_row else float(t),
             "scale": float(head.logit_scale),

@@ -128,7 +128,9 @@ def evaluate_raw(
     The metric `dropped` is in the terms.
     """
     normalizer = o.normalizer
-    if normalizer is not None and not isinstance(normalizer, Tensor):
+    if isinstance(normalizer, Tensor):
+        normalizer = normalizer.to(logp.device)
+    elif normalizer is not None:
         normalizer = torch.full((), float(normalizer), dtype=torch.float32, device=logp.device)
     arrays = [_flat(x) for x in (logp, old, advantages, ref, entropy, rollout)]
     assert arrays[0] is not None and arrays[1] is not None and arrays[2] is not None
