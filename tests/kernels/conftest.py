@@ -18,3 +18,10 @@ def triton_device() -> Iterator[torch.device]:
     else:
         with interpreted():
             yield torch.device("cpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs Triton kernels, so that it can be run apart from the rest."""
+    for item in items:
+        if "triton_device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.interpreted)

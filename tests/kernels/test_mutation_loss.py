@@ -14,7 +14,7 @@ def test_the_text_of_every_fault_is_in_the_source(mutation: Mutation) -> None:
     assert text.count(mutation.old) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.mutation
 def test_every_fault_is_caught(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutation_loss.main() == 0, capsys.readouterr().out
     lines = capsys.readouterr().out.splitlines()
