@@ -119,7 +119,6 @@ def orthogonalize_pairs(
     method: str,
     compute_dtype: torch.dtype | None,
     eps: float = 1e-7,
-    max_workspace_bytes: int | None = None,
 ) -> None:
     """Orthogonalize the first of each pair (2-D, equal dtypes, one device) into the second."""
     dtype = compute_dtype or torch.float16
@@ -130,7 +129,7 @@ def orthogonalize_pairs(
         t if viewable(t) else torch.empty_like(t, memory_format=torch.contiguous_format) for _, t in pairs
     ]
     sizes = tuple(_sides(g) for g in inputs)
-    bound = max_workspace_bytes or _workspace_bytes(device)
+    bound = _workspace_bytes(device)
     with _current(device):
         for bucket in _buckets(sizes, method, dtype, tuning, bound):
             layout = _layout(bucket, inputs, dtype)

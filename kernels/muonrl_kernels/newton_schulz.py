@@ -109,7 +109,7 @@ def orthogonalize_stream(
         m, n = sorted(shape)
         chosen = choose_method(m, n, schedule, compute) if method == "auto" else method
         ops = TorchOps(triangle=uses_triangle(chosen, m, compute))
-        first = _first_iterates(shape, indices, fill, work, compute, device, eps)
+        first = _first_iterates(shape, indices, fill, work, compute, device, eps, single=single)
         bounds = phase_bounds(schedule, chosen, compute)
         p, it = iterate_schedule(ops, first, schedule.coefficients, bounds, normalize)
         _hand_out(ops, p, it, indices, shape, single, finish)
@@ -124,9 +124,10 @@ def _first_iterates(
     compute: torch.dtype,
     device: torch.device,
     eps: float,
+    *,
+    single: bool,
 ) -> list[Iterate]:
     """A bucket's matrices, written by their owner and scaled; in a list, from which the iteration takes it."""
-    single = _is_single(shape, device)
     rows, columns = _padded((shape[0], shape[1]), not single)
     make = torch.empty if single else torch.zeros  # only padding has to be zero
     stack = make(len(indices), rows, columns, dtype=work, device=device)
@@ -162,21 +163,6 @@ def _hand_out(
 
 def _without_gain(o: Tensor, gain: float) -> Tensor:
     return o if gain == 1.0 else o / gain
-
-
-def orthogonalize_list(
-    matrices: Sequence[Tensor],
-    schedule: Schedule,
-    *,
-    normalize: str = "frobenius",
-    method: str = "auto",
-    compute_dtype: torch.dtype | None = None,
-    eps: float = 1e-7,
-) -> list[Tensor]:
-    results = [torch.empty_like(m) for m in matrices]
-    pairs = list(zip(matrices, results, strict=True))
-    _copy_through(pairs, schedule, normalize=normalize, method=method, compute_dtype=compute_dtype)
-    return results
 
 
 def _copy_through(
@@ -257,7 +243,7 @@ def orthogonalize(
         steps: number of steps, None for the schedule's own.
         normalize: "frobenius" divides by ||G||_F first; "schatten4" by ||G G^T||_F^(1/2), which starts closer to 1.
         method: "auto" takes the stable form with the fewest operations; see the module's text for the forms.
-        compute_dtype: float32, float64 or bfloat16; None asks the machine (float64 stays float64).
+        compute_dtype: float16, bfloat16, float32 or float64; None asks the machine (float64 stays float64).
         backend: "auto", "triton" or "torch".
         out: where to write: a tensor like G, or a sequence of tensors.
 
